@@ -1,0 +1,1 @@
+"""Commands: parse and call, decide nothing."""

@@ -1,0 +1,73 @@
+"""Reads SGLang's `--speculative-...` flags off a command line and puts furcate's in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from furcate.aliases import SGLANG_SWITCHES, Drafting, from_sglang
+from furcate.errors import BadRequest
+
+__all__ = ["own_words"]
+
+_PREFIX = "--speculative-"
+_OURS = "--speculative-config"
+_FLAG = {
+    "num_draft_tokens": "--nodes",
+    "depth": "--depth",
+    "topk": "--topk",
+    "prompt_lookup_max": "--prompt-lookup-max",
+    "prompt_lookup_min": "--prompt-lookup-min",
+}
+_SHORT = {"--drafter": "-d", "--nodes": "-n"}
+
+
+def own_words(words: Sequence[str]) -> list[str]:
+    """The command line without SGLang's flags; what they ask for stands at its end, before `--`.
+
+    Raises:
+        BadRequest: a flag has no value, is unknown, or stands beside furcate's own.
+        Unsupported: a flag of SGLang's that furcate does not honour.
+    """
+    end = words.index("--") if "--" in words else len(words)
+    kept, given = _sorted_out(words[:end])
+    if not given:
+        return list(words)
+    added = _flags(from_sglang(given))
+    for flag in added:
+        if any(_is(word, flag) for word in kept):
+            hint = "leave one of them out"
+            raise BadRequest("given under SGLang's name too", field=flag, hint=hint)
+    filled = [word for pair in added.items() for word in pair if word is not None]
+    return [*kept, *filled, *words[end:]]
+
+
+def _is(word: str, flag: str) -> bool:
+    short = _SHORT.get(flag)
+    return word.split("=")[0] == flag or (short is not None and word.startswith(short))
+
+
+def _sorted_out(words: Sequence[str]) -> tuple[list[str], dict[str, object]]:
+    kept: list[str] = []
+    given: dict[str, object] = {}
+    rest = iter(words)
+    for word in rest:
+        flag, equals, value = word.partition("=")
+        if not flag.startswith(_PREFIX) or flag == _OURS:
+            kept.append(word)
+            continue
+        key = flag[2:].replace("-", "_")
+        given[key] = value if equals else True if key in SGLANG_SWITCHES else next(rest, None)
+        if given[key] in (None, ""):
+            raise BadRequest("needs a value", field=flag)
+    return kept, given
+
+
+def _flags(asked: Drafting) -> dict[str, str | None]:
+    """Flag -> its value, None for a switch."""
+    named: dict[str, str | None] = {"--drafter": asked.drafter} if asked.drafter else {}
+    for name, flag in _FLAG.items():
+        if name in asked.options:
+            named[flag] = str(asked.options[name])
+    if "adaptive" in asked.options:
+        named["--adaptive" if asked.options["adaptive"] else "--fixed"] = None
+    return named

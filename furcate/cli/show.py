@@ -1,0 +1,92 @@
+"""How commands print: text as it streams, one JSON object, one line of statistics."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from furcate.errors import StorageFailed
+
+if TYPE_CHECKING:
+    from furcate.engine.outputs import Stats
+
+__all__ = ["err", "out", "print_json", "print_text", "stats_json", "stats_line", "write_json"]
+
+
+def out() -> Console:
+    """Standard output: answers and results."""
+    return Console(highlight=False, soft_wrap=True)
+
+
+def err() -> Console:
+    """Standard error: progress and remarks, so that a pipe carries answers only."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def print_text(text: str) -> None:
+    """Write a piece of an answer as it is, at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def print_json(record: dict[str, Any]) -> None:
+    """One JSON object on standard output."""
+    sys.stdout.write(json.dumps(record, ensure_ascii=False, indent=2) + "\n")
+
+
+def write_json(record: dict[str, Any], path: Path) -> None:
+    """The same into a file, whole or not at all.
+
+    Raises:
+        StorageFailed: the file cannot be written; an older one stays as it is.
+    """
+    text = json.dumps(record, ensure_ascii=False, indent=2) + "\n"
+    temporary: str | None = None
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except OSError as reason:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        what = f"cannot be written: {reason.strerror}"
+        raise StorageFailed(what, field="--json", value=str(path)) from None
+
+
+def stats_line(stats: Stats) -> str:
+    """What a request's rounds did, in one line."""
+    parts = [
+        f"{stats.tokens} tokens",
+        f"{stats.tokens_per_second:.1f} tokens/s",
+        f"{stats.tokens_per_round:.2f} tokens per round (bonus included)",
+        f"{stats.accepted} of {stats.drafted} drafted accepted",
+        f"prompt {stats.prompt_tokens} tokens, {stats.reused_tokens} reused, "
+        f"{stats.prefill_seconds:.2f} s",
+    ]
+    return " · ".join(parts)
+
+
+def stats_json(stats: Stats) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "tokens": stats.tokens,
+        "rounds": stats.rounds,
+        "tokens_per_round": stats.tokens_per_round,
+        "drafted": stats.drafted,
+        "accepted": stats.accepted,
+        "conditional_acceptance_by_depth": stats.conditional_acceptance_by_depth,
+        "marginal_acceptance_by_depth": stats.marginal_acceptance_by_depth,
+        "prompt_tokens": stats.prompt_tokens,
+        "reused_tokens": stats.reused_tokens,
+        "preemptions": stats.preemptions,
+        "prefill_seconds": stats.prefill_seconds,
+        "decode_seconds": stats.decode_seconds,
+        "tokens_per_second": stats.tokens_per_second,
+    }

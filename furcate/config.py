@@ -1,0 +1,130 @@
+"""What may be asked: sampling options of a request, options of an engine, options of drafting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from furcate.errors import BadRequest
+
+__all__ = ["DraftOptions", "EngineOptions", "SamplingParams"]
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+MAX_TOP_LOGPROBS = 20
+
+
+class _Options(BaseModel):
+    """Frozen, and nothing is accepted and ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def __init__(self, **data: Any) -> None:
+        try:
+            super().__init__(**data)
+        except ValidationError as err:
+            raise _as_bad_request(err, type(self)) from None
+
+
+class SamplingParams(_Options):
+    """How one request is sampled; names and meaning as in the OpenAI API and vLLM.
+
+    `temperature` 0 is greedy. `top_k` 0 and -1 both mean off. `seed` None draws one from the
+    operating system, and the output names it. `logprobs_mode` "raw" is the model's own law,
+    "processed" the law after penalties, temperature and filters.
+    """
+
+    n: Annotated[int, Field(ge=1, le=128)] = 1
+    temperature: Annotated[Finite, Field(ge=0, le=100)] = 1.0
+    top_p: Annotated[Finite, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=-1)] = 0
+    min_p: Annotated[Finite, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[Finite, Field(gt=0, le=100)] = 1.0
+    presence_penalty: Annotated[Finite, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] = 0.0
+    logit_bias: Mapping[int, Annotated[Finite, Field(ge=-100, le=100)]] = {}
+    allowed_token_ids: tuple[int, ...] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
+    logprobs_mode: Literal["raw", "processed"] = "raw"
+    skip_special_tokens: bool = True
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_stop_string_is_a_list(cls, stop: object) -> object:
+        return (stop,) if isinstance(stop, str) else stop
+
+    @field_validator("stop")
+    @classmethod
+    def _stop_strings_are_not_empty(cls, stop: tuple[str, ...]) -> tuple[str, ...]:
+        if any(not s for s in stop):
+            raise ValueError("a stop string must not be empty")
+        return stop
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens must be at most max_tokens = {self.max_tokens}")
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs = true")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise ValueError("allowed_token_ids must name at least one token")
+        return self
+
+
+class DraftOptions(_Options):
+    """How drafts are made. `num_draft_tokens` counts drafted nodes, the root excluded.
+
+    `None` leaves the choice to the drafter's defaults and the measured cost. With
+    `adaptive` false every round drafts exactly `num_draft_tokens` nodes where that many exist.
+    """
+
+    num_draft_tokens: Annotated[int, Field(ge=0, le=256)] | None = None
+    depth: Annotated[int, Field(ge=1, le=64)] | None = None
+    topk: Annotated[int, Field(ge=1, le=64)] | None = None
+    prompt_lookup_max: Annotated[int, Field(ge=1, le=16)] = 4
+    prompt_lookup_min: Annotated[int, Field(ge=1, le=16)] = 1
+    adaptive: bool = True
+
+    @model_validator(mode="after")
+    def _lookup_range(self) -> Self:
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError(
+                f"prompt_lookup_min must be at most prompt_lookup_max = {self.prompt_lookup_max}"
+            )
+        return self
+
+
+class EngineOptions(_Options):
+    """How an engine runs. `None` leaves the choice to the engine.
+
+    `kv_tokens` is the room of the paged cache in tokens, `prefill_chunk` the most prompt tokens
+    scored in one pass, `max_batch` the most requests decoded together.
+    """
+
+    dtype: Literal["auto", "float64", "float32", "bfloat16", "float16"] = "auto"
+    device: str = "auto"
+    page_size: Annotated[int, Field(ge=16, le=256)] = 16
+    kv_tokens: Annotated[int, Field(ge=64)] | None = None
+    max_context: Annotated[int, Field(ge=8)] | None = None
+    max_batch: Annotated[int, Field(ge=1, le=1024)] = 8
+    prefill_chunk: Annotated[int, Field(ge=1, le=65536)] = 256
+    reuse_prefix: bool = True
+
+
+def _as_bad_request(err: ValidationError, kind: type[BaseModel]) -> BadRequest:
+    first = err.errors()[0]
+    field = ".".join(str(part) for part in first["loc"]) or kind.__name__
+    if first["type"] == "extra_forbidden":
+        known = ", ".join(sorted(kind.model_fields))
+        return BadRequest("unknown option", field=field, value=first["input"], hint=f"known: {known}")
+    what = first["msg"].removeprefix("Value error, ")
+    return BadRequest(what, field=field, value=first["input"] if first["loc"] else None)

@@ -1,0 +1,1 @@
+"""Who guesses: each drafter turns what is committed into a pool of candidate nodes."""

@@ -1,0 +1,61 @@
+"""The seam between a drafter and the round.
+
+Legend: B requests, W width of the token buffer, S pages of a table, R rows, P pool nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from furcate.kernels.draft import Draft, Proposal, Verdict
+from furcate.verify.law import Law
+
+__all__ = ["Drafter", "View"]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a drafter may see of the requests in a round; all of it lies on the device."""
+
+    slot_B: Tensor  # int64, where each request's state lives, 0..capacity (the last is a dummy)
+    tokens_BW: Tensor  # int64, prompt and output; columns past the root have no meaning
+    length_B: Tensor  # int64, L: tokens whose KV is cached; the root is tokens[L]
+    table_BS: Tensor  # int64, page of each page-sized stretch of the request
+    law: Law  # sampling options; the noise that the verifier will use
+
+
+class Drafter(Protocol):
+    """Proposes trees. Whatever it proposes, the emitted tokens stay the same.
+
+    `propose` and `learn` are tensor programs of fixed shape: no host synchronisation, no branch
+    on a value, so that a round can be captured.
+    """
+
+    depth: int  # deepest level it proposes; 0: never proposes
+    pool: int  # P, nodes of a proposal
+
+    def read(self, view: View, rows: Draft) -> None:
+        """The target has scored this chain of committed tokens, from position `view.length` on.
+
+        For drafters with keys of their own: prompts, stretch by stretch.
+        """
+        ...
+
+    def propose(self, view: View) -> Proposal:
+        """Candidates below each request's root."""
+        ...
+
+    def learn(self, view: View, draft: Draft, verdict: Verdict) -> None:
+        """Take note of what was accepted; `view` is the state before the commit."""
+        ...
+
+    def forget(self, slot: int) -> None:
+        """The request in `slot` is gone, or another takes its place."""
+        ...
+
+    def copy_page(self, source: int, target: int) -> None:
+        """A page of the cache was copied; a drafter with keys of its own copies them too."""
+        ...

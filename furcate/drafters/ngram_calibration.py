@@ -1,0 +1,105 @@
+"""How far an n-gram match can be trusted: a table of acceptance rates that learns as it goes.
+
+Legend: B requests, M matches followed, D levels, K cells of the table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["MEASURED", "PRIOR", "Evidence", "Outcomes", "Rates"]
+
+MEASURED = 16  # a match is measured up to this length; longer ones are alike
+PRIOR_WEIGHT = 16.0  # judged nodes that the prior is worth
+DECAY = 0.98  # of the counts, per round: what was learned 34 rounds ago counts half
+HIGHEST = 0.995  # so that a child's value stays strictly below its parent's
+
+# Columns: context length, that is the tokens that match plus the levels above the node, from
+LENGTHS = (1, 2, 3, 4, 5, 7, 10, 16)
+# Rows: see `_standing`. Fitted on greedy answers of SmolLM2-135M-Instruct (dev prompts of the
+# categories qa, math and reasoning, and 16 prompts written for it); on the other categories the
+# predicted and the true number of accepted nodes differ by less than 5 %.
+PRIOR = (
+    (0.11, 0.30, 0.43, 0.44, 0.52, 0.60, 0.62, 0.87),
+    (0.17, 0.42, 0.52, 0.57, 0.61, 0.62, 0.63, 0.87),
+    (0.40, 0.61, 0.74, 0.75, 0.76, 0.78, 0.80, 0.91),
+    (0.31, 0.58, 0.68, 0.76, 0.79, 0.80, 0.85, 0.94),
+    (0.56, 0.76, 0.88, 0.88, 0.88, 0.92, 0.97, 0.97),
+    (0.80, 0.93, 0.95, 0.95, 0.97, 0.98, 0.99, 0.99),
+    (0.04, 0.05, 0.09, 0.10, 0.12, 0.13, 0.14, 0.30),
+    (0.06, 0.11, 0.14, 0.18, 0.20, 0.22, 0.22, 0.40),
+    (0.09, 0.14, 0.17, 0.17, 0.19, 0.26, 0.36, 0.43),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What speaks for each node of the merged chains."""
+
+    length_BM: Tensor  # int64, tokens of the suffix that match
+    support_BMD: Tensor  # int64, chains that go through the node
+    rivals_BMD: Tensor  # int64, chains that go through its parent
+    leads_BMD: Tensor  # bool, the node is its parent's first child: that of the longest match
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """What became of the nodes of a round."""
+
+    tag_BMD: Tensor  # int64, cell of the table
+    judged_BMD: Tensor  # bool
+    right_BMD: Tensor  # bool, never true where `judged` is not
+
+
+class Rates:
+    """Conditional acceptance rates per cell: the prior, corrected by decayed counts.
+
+    Updated in place on the device, so that a captured round keeps learning.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._prior_K = torch.tensor(PRIOR, dtype=torch.float32, device=device).flatten()
+        self._edges = torch.tensor(LENGTHS[1:], device=device)
+        self.judged_K = torch.zeros_like(self._prior_K)
+        self.right_K = torch.zeros_like(self._prior_K)
+
+    def tags(self, evidence: Evidence) -> Tensor:
+        """The cell that holds each node's rate: int64 [B, M, D].
+
+        A node at level d below a match of n tokens, once its path is accepted, continues a match
+        of n + d - 1 tokens; measured rates depend on that sum and not on n or d by themselves.
+        """
+        level_D = torch.arange(evidence.support_BMD.shape[2], device=evidence.length_BM.device)
+        context_BMD = evidence.length_BM[..., None] + level_D
+        column_BMD = torch.bucketize(context_BMD, self._edges, right=True)
+        return _standing(evidence) * len(LENGTHS) + column_BMD
+
+    def rate(self) -> Tensor:
+        """Posterior mean of each cell's rate: float32 [K]."""
+        rate_K = (PRIOR_WEIGHT * self._prior_K + self.right_K) / (PRIOR_WEIGHT + self.judged_K)
+        return rate_K.clamp_max(HIGHEST)
+
+    def log(self) -> Tensor:
+        """log of `rate`: float32 [K], below 0."""
+        return self.rate().log()
+
+    def update(self, outcomes: Outcomes) -> None:
+        """Count one round."""
+        tag = outcomes.tag_BMD.flatten()
+        self.judged_K.mul_(DECAY).index_add_(0, tag, outcomes.judged_BMD.flatten().float())
+        self.right_K.mul_(DECAY).index_add_(0, tag, outcomes.right_BMD.flatten().float())
+
+
+def _standing(evidence: Evidence) -> Tensor:
+    """Row of the table. First child: share of its parent's chains up to a third, up to 0.6, more,
+    the only chain, both of two, all of three or more; later child: up to 0.15, up to a third, more.
+    """
+    support, rivals = evidence.support_BMD, evidence.rivals_BMD
+    share = support / rivals.clamp_min(1)
+    split = (share > 0.34).long() + (share > 0.6)
+    leading = torch.where(support == rivals, 2 + support.clamp(1, 3), split)
+    trailing = 6 + (share > 0.15).long() + (share > 0.34)
+    return torch.where(evidence.leads_BMD, leading, trailing)

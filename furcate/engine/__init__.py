@@ -1,0 +1,1 @@
+"""Requests, scheduler, the round, and the loop around it."""

@@ -1,0 +1,180 @@
+"""Measures an engine on prompts, beside plain decoding of the same target in the same run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from furcate.config import DraftOptions, SamplingParams
+from furcate.engine.build import build
+from furcate.engine.engine import Engine
+from furcate.engine.outputs import Output, Stats
+from furcate.engine.prompts import Message, PromptLine
+
+__all__ = ["Answered", "Bench", "Side", "plain_twin", "summary"]
+
+WARM_TOKENS = 8
+
+
+@dataclass(slots=True)
+class Side:
+    """What one way of decoding did: all rounds together, and how long the decoding took.
+
+    `seconds` is the wall clock of the calls less the time in which prompts were scored.
+    """
+
+    stats: Stats = field(default_factory=Stats)
+    seconds: float = 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of all requests per second of decoding."""
+        return self.stats.tokens / self.seconds if self.seconds > 0 else 0.0
+
+    def add(self, other: Side) -> None:
+        """Count another stretch of the same way in."""
+        self.stats = self.stats + other.stats
+        self.seconds += other.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One prompt's answers: under test, and plainly where a baseline ran."""
+
+    prompt: PromptLine
+    turn: int
+    drafted: Output
+    plain: Output | None
+    seconds: float  # this prompt's share of its group's decoding under test
+    plain_seconds: float
+
+    @property
+    def first_difference(self) -> int | None:
+        """Where the two answers part, counted in tokens; None where they do not."""
+        if self.plain is None or self.plain.token_ids == self.drafted.token_ids:
+            return None
+        pairs = zip(self.drafted.token_ids, self.plain.token_ids, strict=False)
+        parted = (i for i, (a, b) in enumerate(pairs) if a != b)
+        return next(parted, min(len(self.drafted.token_ids), len(self.plain.token_ids)))
+
+
+def plain_twin(engine: Engine) -> Engine:
+    """The same weights, decoding one token a round; raises BadRequest if memory has no room."""
+    parts = engine.built
+    decoder = parts.round.target.decoder
+    return Engine(build(decoder, engine.tokenizer, "off", parts.options, DraftOptions()))
+
+
+class Bench:
+    """Runs groups of prompts through an engine and its plain twin, one after the other.
+
+    Both meet each group in turn, so that a machine that slows down slows both.
+    """
+
+    def __init__(self, engine: Engine, plain: Engine | None, params: SamplingParams) -> None:
+        self.engine = engine
+        self.plain = plain
+        self.params = params
+
+    def warm_up(self, prompt: PromptLine) -> None:
+        """Decode a few tokens that are not counted: first calls pay for allocation and probing."""
+        few = self.params.model_copy(update={"max_tokens": WARM_TOKENS, "min_tokens": 0})
+        for engine in self._engines():
+            _run(engine, [prompt.opening], few)
+
+    def run(self, prompts: Sequence[PromptLine], batch: int) -> Iterator[Answered]:
+        """Answers in order, `batch` prompts decoded together; later turns follow the answers."""
+        for start in range(0, len(prompts), batch):
+            yield from self._group(prompts[start : start + batch])
+
+    def _group(self, prompts: Sequence[PromptLine]) -> Iterator[Answered]:
+        talks = [list(prompt.opening) for prompt in prompts]
+        for turn in range(max(len(prompt.later) for prompt in prompts) + 1):
+            at = [i for i, prompt in enumerate(prompts) if len(prompt.later) >= turn]
+            asked = [talks[i] for i in at]
+            drafted, seconds = _run(self.engine, asked, self.params)
+            plain, plain_seconds = self._baseline(asked)
+            for k, i in enumerate(at):
+                share = (seconds / len(at), plain_seconds / len(at))
+                yield Answered(prompts[i], turn, drafted[k], plain[k], *share)
+                if turn < len(prompts[i].later):
+                    talks[i] += _followed(drafted[k].text, prompts[i].later[turn])
+
+    def _baseline(
+        self, asked: Sequence[Sequence[Message]]
+    ) -> tuple[Sequence[Output | None], float]:
+        if self.plain is None:
+            return [None] * len(asked), 0.0
+        return _run(self.plain, asked, self.params)
+
+    def _engines(self) -> list[Engine]:
+        return [self.engine] if self.plain is None else [self.engine, self.plain]
+
+
+def summary(answers: Iterable[Answered], gap: Callable[[Answered], float | None]) -> dict[str, Any]:
+    """The figures of `furcate bench`; `gap` tells how near two scores were where answers part.
+
+    `tokens_per_round` counts the bonus token. `conditional_acceptance_by_depth[d]` is the share
+    accepted of the rounds in which the accepted path of length d had a child to try,
+    `marginal_acceptance_by_depth[d]` the share of all rounds whose path was longer than d.
+    """
+    answers = list(answers)
+    drafted, plain = Side(), Side()
+    for one in answers:
+        drafted.add(Side(one.drafted.stats, one.seconds))
+        if one.plain is not None:
+            plain.add(Side(one.plain.stats, one.plain_seconds))
+    compared = any(one.plain is not None for one in answers)
+    ratio = drafted.tokens_per_second / plain.tokens_per_second if plain.seconds > 0 else None
+    differing = [one for one in answers if one.first_difference is not None]
+    return {
+        "prompts": len(answers),
+        "tokens": drafted.stats.tokens,
+        "rounds": drafted.stats.rounds,
+        "drafted": drafted.stats.drafted,
+        "accepted": drafted.stats.accepted,
+        "tokens_per_round": drafted.stats.tokens_per_round,
+        "conditional_acceptance_by_depth": drafted.stats.conditional_acceptance_by_depth,
+        "marginal_acceptance_by_depth": drafted.stats.marginal_acceptance_by_depth,
+        "tokens_per_second": drafted.tokens_per_second,
+        "baseline_tokens_per_second": plain.tokens_per_second if compared else None,
+        "speedup": ratio,
+        "identical": not differing if compared else None,
+        "differing_prompts": len(differing) if compared else None,
+        "differences": [_difference(one, gap) for one in differing],
+    }
+
+
+def _difference(one: Answered, gap: Callable[[Answered], float | None]) -> dict[str, Any]:
+    return {
+        "line": one.prompt.line,
+        "turn": one.turn,
+        "token": one.first_difference,
+        "gap": gap(one),
+    }
+
+
+def _run(
+    engine: Engine, asked: Sequence[Sequence[Message]], params: SamplingParams
+) -> tuple[list[Output], float]:
+    """Answers of a group decoded together, and the seconds of decoding."""
+    prompts = [_encoded(engine, talk) for talk in asked]
+    began = time.perf_counter()
+    ids = [engine.submit(prompt, params) for prompt in prompts]
+    outputs = [engine.collect(request_id) for request_id in ids]
+    taken = time.perf_counter() - began
+    scored = sum(choice.stats.prefill_seconds for output in outputs for choice in output.choices)
+    return outputs, taken - scored
+
+
+def _encoded(engine: Engine, talk: Sequence[Message]) -> list[int]:
+    """A lone user's turn goes as text, which a model without a chat template takes too."""
+    if len(talk) == 1 and talk[0]["role"] == "user":
+        return engine.encode(talk[0]["content"])
+    return engine.encode(list(talk))
+
+
+def _followed(answer: str, question: str) -> list[Message]:
+    return [{"role": "assistant", "content": answer}, {"role": "user", "content": question}]

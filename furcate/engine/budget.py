@@ -1,0 +1,109 @@
+"""How many rows the next round gets: measured cost against expected gain; one row is plain decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from furcate.tree.cost import pooled_gains
+from furcate.verify.law import Needs
+
+__all__ = ["Budget", "Costs"]
+
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+DRIFT = 0.1  # weight of one round in the running ratio of measured to probed cost
+
+
+@dataclass(slots=True)
+class Costs:
+    """Seconds of a round by its total rows, probed when first needed.
+
+    A round of b requests with r rows each costs what the smallest probed size >= b * r costs.
+    What all sizes share and no probe sees (longer contexts, a busier machine) is followed by one
+    running ratio, so that sizes which are rarely played do not grow stale against the others.
+    """
+
+    probe: Callable[[int], float]
+    seconds: dict[int, float] = field(default_factory=dict)
+    drift: float = 1.0
+
+    def of(self, rows: int) -> float:
+        """Expected seconds of a round with `rows` rows in total."""
+        return self._probed(_bucket(rows)) * self.drift
+
+    def at_least(self, rows: int) -> float:
+        """A lower bound of `of(rows)` that never probes: cost grows with rows."""
+        known = [s for size, s in self.seconds.items() if size <= _bucket(rows)]
+        return max(known, default=0.0) * self.drift
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """Take note of a round that was played."""
+        ratio = seconds / self._probed(_bucket(rows))
+        self.drift += DRIFT * (min(ratio, 2 * self.drift) - self.drift)
+
+    def _probed(self, size: int) -> float:
+        if size not in self.seconds:
+            self.seconds[size] = self.probe(size)
+        return self.seconds[size]
+
+
+class Budget:
+    """Chooses the rows of a round: the bucket with the best E(N)/T(N).
+
+    `most_nodes` is the largest tree; with `adaptive` false every round gets it.
+    """
+
+    def __init__(
+        self, probe: Callable[[Needs, int], float], *, most_nodes: int, adaptive: bool
+    ) -> None:
+        self._probe = probe
+        self._costs: dict[Needs, Costs] = {}
+        self.most_nodes = most_nodes
+        self.adaptive = adaptive
+        self.buckets = _buckets_up_to(most_nodes + 1)
+
+    def rows(self, needs: Needs, gains: Sequence[Sequence[float]]) -> int:
+        """Rows per request, root included, for requests whose next drafts have these gains.
+
+        E(N) counts the tokens of all requests, bonus included; buckets are tried in order and
+        none is probed that could not pay even at the cost of the next smaller one.
+        """
+        if self.most_nodes == 0:
+            return 1
+        if not self.adaptive:
+            return self.buckets[-1]
+        pooled = pooled_gains(gains)
+        if not pooled or pooled[0] <= 0:
+            return 1
+        earned = list(accumulate(pooled, initial=float(len(gains))))
+        costs = self.costs(needs)
+        best_rows, best_rate = 1, earned[0] / costs.of(len(gains))
+        for rows in self.buckets[1:]:
+            tokens = earned[min(rows - 1, len(pooled))]
+            if tokens <= best_rate * costs.at_least(rows * len(gains)):
+                continue
+            rate = tokens / costs.of(rows * len(gains))
+            if rate > best_rate:
+                best_rows, best_rate = rows, rate
+        return best_rows
+
+    def costs(self, needs: Needs) -> Costs:
+        """The cost table of one kind of round."""
+        if needs not in self._costs:
+            self._costs[needs] = Costs(lambda rows: self._probe(needs, rows))
+        return self._costs[needs]
+
+    def observe(self, needs: Needs, rows: int, seconds: float) -> None:
+        """Take note of a round that was played with `rows` rows in total."""
+        if self.adaptive and self.most_nodes:
+            self.costs(needs).observe(rows, seconds)
+
+
+def _bucket(rows: int) -> int:
+    """The smallest size of 1, 2, 4, 8, ... that holds `rows`."""
+    return 1 << (rows - 1).bit_length()
+
+
+def _buckets_up_to(rows: int) -> tuple[int, ...]:
+    return (*(r for r in ROWS if r < rows), rows)

@@ -1,0 +1,172 @@
+"""From options to a ready engine: what was asked and what was decided are two things."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from furcate.config import DraftOptions, EngineOptions
+from furcate.drafters.base import Drafter
+from furcate.drafters.make import Setting, make_drafter
+from furcate.engine.asking import Limits
+from furcate.engine.round import Round
+from furcate.engine.scheduler import Scheduler
+from furcate.engine.state import State, StateShape
+from furcate.engine.target import Target
+from furcate.errors import BadRequest, Unsupported
+from furcate.kv.book import PageBook
+from furcate.kv.cache import CacheShape, PagedCache
+from furcate.models.decoder import Decoder
+from furcate.models.load import load_decoder
+from furcate.models.zoo import resolve
+from furcate.text.tokenizer import Tokenizer, load_tokenizer
+
+__all__ = ["Built", "build", "load"]
+
+DEFAULT_KV_TOKENS = 32768  # on the CPU untouched pages cost nothing
+DEFAULT_NODES = 63
+GPU_KV_SHARE = 0.6  # of the memory that is free once the weights are loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """The parts of an engine."""
+
+    tokenizer: Tokenizer
+    options: EngineOptions
+    limits: Limits
+    round: Round
+    scheduler: Scheduler
+    adaptive: bool
+
+
+def load(
+    target: str | Path, drafter: str | Path, options: EngineOptions, draft: DraftOptions
+) -> Built:
+    """Load a target and build an engine around it; see `Engine.load`."""
+    device = _device(options.device)
+    dtype = _dtype(options.dtype, device)
+    path = resolve(target)
+    tokenizer = load_tokenizer(path)
+    decoder = load_decoder(path, dtype, device)
+    if decoder.can_pack:
+        decoder.pack()
+    return build(decoder, tokenizer, drafter, options, draft)
+
+
+def build(
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    drafter: str | Path | Drafter,
+    options: EngineOptions,
+    draft: DraftOptions,
+) -> Built:
+    """An engine's parts around a decoder; `drafter` is a name, a path, or a Drafter itself."""
+    context = _context(options, decoder.spec.max_position)
+    pages = -(-_kv_tokens(options, decoder, context) // options.page_size)
+    shape = CacheShape(
+        layers=decoder.spec.num_layers,
+        kv_heads=decoder.spec.num_kv_heads,
+        head_dim=decoder.spec.head_dim,
+        pages=pages,
+        page_size=options.page_size,
+    )
+    cache = PagedCache(shape, decoder.dtype, decoder.device)
+    setting = Setting(decoder, tokenizer, shape, options.max_batch, draft)
+    guess = make_drafter(drafter, setting) if isinstance(drafter, str | Path) else drafter
+    most_nodes = _most_nodes(draft, guess)
+    state = State(
+        StateShape(
+            capacity=options.max_batch,
+            context=context,
+            levels=guess.depth + 1,
+            pages=-(-(context + most_nodes + 1) // options.page_size),
+            pool=guess.pool,
+            vocab=decoder.spec.vocab_size,
+        ),
+        decoder.device,
+    )
+    book = PageBook(pages, options.page_size, _copier(cache, guess))
+    return Built(
+        tokenizer=tokenizer,
+        options=options,
+        limits=Limits(decoder.spec.vocab_size, context, tokenizer.eos_ids),
+        round=Round(state, Target(decoder, cache), guess, most_nodes),
+        scheduler=Scheduler(book, options.max_batch, options.prefill_chunk),
+        adaptive=draft.adaptive,
+    )
+
+
+def _copier(cache: PagedCache, drafter: Drafter) -> Callable[[int, int], None]:
+    def copy_page(source: int, target: int) -> None:
+        cache.copy_page(source, target)
+        drafter.copy_page(source, target)
+
+    return copy_page
+
+
+def _most_nodes(draft: DraftOptions, drafter: Drafter) -> int:
+    if drafter.depth == 0:
+        return 0
+    wanted = DEFAULT_NODES if draft.num_draft_tokens is None else draft.num_draft_tokens
+    return min(wanted, drafter.pool)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise BadRequest("no such device", field="device", value=name, hint="cpu or cuda") from None
+    if device.type not in ("cpu", "cuda"):
+        raise Unsupported("furcate runs on cpu and cuda", field="device", value=name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise BadRequest("no CUDA device is there", field="device", value=name, hint="use cpu")
+    return device
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    known: torch.dtype = getattr(torch, name)
+    return known
+
+
+def _context(options: EngineOptions, trained: int) -> int:
+    """Most tokens of a request: as asked, else what the model was trained for and the pool holds."""
+    asked = options.max_context
+    if asked is not None and asked > trained:
+        raise BadRequest(
+            f"the model was trained for {trained} tokens", field="max_context", value=asked
+        )
+    if asked is not None and options.kv_tokens is not None and asked > options.kv_tokens:
+        raise BadRequest(
+            "one request could not fit the cache",
+            field="max_context",
+            value=asked,
+            hint=f"raise kv_tokens, which is {options.kv_tokens}",
+        )
+    return min(asked or trained, options.kv_tokens or trained)
+
+
+def _kv_tokens(options: EngineOptions, decoder: Decoder, context: int) -> int:
+    """Room of the paged cache, in tokens."""
+    if options.kv_tokens is not None:
+        return options.kv_tokens
+    if decoder.device.type == "cpu":
+        return max(DEFAULT_KV_TOKENS, context)
+    spec = decoder.spec
+    token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * decoder.dtype.itemsize
+    free, _ = torch.cuda.mem_get_info(decoder.device)
+    room = int(free * GPU_KV_SHARE) // token
+    if room < context:
+        raise BadRequest(
+            f"the cache has room for {room} tokens, one request may need {context}",
+            field="max_context",
+            hint="lower max_context, or free memory on the device",
+        )
+    return min(room, options.max_batch * context)

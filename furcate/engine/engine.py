@@ -1,0 +1,208 @@
+"""The engine as a user meets it: load, generate, stream, abort, close."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, overload
+
+from furcate.config import DraftOptions, EngineOptions, SamplingParams
+from furcate.engine.build import Built, build, load
+from furcate.engine.loop import Loop
+from furcate.engine.outputs import Choice, Output, Piece
+from furcate.engine.request import Request
+from furcate.errors import BadRequest
+
+__all__ = ["Engine", "Message", "Prompt"]
+
+Message = Mapping[str, str]
+Prompt = str | Sequence[Message]
+
+
+class Engine:
+    """A target, a drafter and the loop around them.
+
+    One thread advances the loop at a time; any number of streams may be read side by side, each
+    reader advancing all requests while it waits.
+    """
+
+    def __init__(self, built: Built) -> None:
+        self.built = built
+        self.tokenizer = built.tokenizer
+        self._loop = Loop(built)
+        self._lock = threading.RLock()
+        self._mail: dict[str, deque[Piece]] = {}
+        self._open: dict[str, list[Request]] = {}
+        self._asked = 0
+        self._closed = False
+
+    @classmethod
+    def load(
+        cls,
+        target: str | Path,
+        drafter: str | Path = "ngram",
+        *,
+        draft: DraftOptions | Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Self:
+        """Load a target by name, Hugging Face directory or GGUF file, and a drafter for it.
+
+        Args:
+            target: a name known to furcate ("smollm2-135m"), a directory with safetensors, a
+                GGUF file, or a hub name that lies in the local Hugging Face cache.
+            drafter: "ngram", "off", or another (small) model with the same tokenizer.
+            draft: how drafts are made, see `DraftOptions`.
+            **options: `dtype`, `device` and whatever else `EngineOptions` names.
+
+        Raises:
+            BadRequest, BadFile, Unsupported: naming what is wrong and what to do.
+        """
+        chosen = draft if isinstance(draft, DraftOptions) else DraftOptions(**(draft or {}))
+        return cls(load(target, drafter, EngineOptions(**options), chosen))
+
+    @overload
+    def generate(self, prompt: str, params: SamplingParams | None = None) -> Output: ...
+
+    @overload
+    def generate(
+        self, prompt: Sequence[Message], params: SamplingParams | None = None
+    ) -> Output: ...
+
+    @overload
+    def generate(self, prompt: Sequence[str], params: SamplingParams | None = None) -> list[Output]: ...
+
+    def generate(self, prompt: Any, params: SamplingParams | None = None) -> Output | list[Output]:
+        """Answer one prompt (text or chat messages), or a list of them together.
+
+        A text is a user's turn if the model has a chat template. For another treatment pass
+        messages, or token ids to `submit`.
+        """
+        many = not isinstance(prompt, str) and bool(prompt) and not isinstance(prompt[0], Mapping)
+        ids = [self.submit(self.encode(one), params) for one in (prompt if many else [prompt])]
+        try:
+            outputs = [self.collect(request_id) for request_id in ids]
+        except BaseException:
+            for request_id in ids:
+                self.abort(request_id)
+            raise
+        return outputs if many else outputs[0]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Piece]:
+        """Pieces of an answer as they become certain; closing the iterator aborts the request."""
+        request_id = self.submit(self.encode(prompt), params)
+        try:
+            while (piece := self.next_piece(request_id)) is not None:
+                yield piece
+        finally:
+            self.abort(request_id)
+
+    async def astream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> AsyncIterator[Piece]:
+        """`stream` for asyncio: the loop advances in a thread while the caller's goes on."""
+        request_id = self.submit(self.encode(prompt), params)
+        try:
+            while (piece := await asyncio.to_thread(self.next_piece, request_id)) is not None:
+                yield piece
+        finally:
+            self.abort(request_id)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt: text as a user's turn where there is a chat template, or messages."""
+        if not isinstance(prompt, str):
+            return self.tokenizer.chat_ids(prompt)
+        if not prompt:
+            raise BadRequest("must not be empty", field="prompt", value=prompt)
+        if self.tokenizer.has_template:
+            return self.tokenizer.chat_ids([{"role": "user", "content": prompt}])
+        return self.tokenizer.encode(prompt)
+
+    def submit(
+        self, prompt_ids: Sequence[int], params: SamplingParams | None = None, *, salt: str = ""
+    ) -> str:
+        """Queue token ids; returns the request's id for `next_piece`, `collect` and `abort`.
+
+        Prompts with different salts never share cached pages.
+        """
+        with self._lock:
+            if self._closed:
+                raise BadRequest("the engine is closed", hint="load a new one")
+            request_id = f"request-{self._asked}"
+            requests = self._loop.submit(request_id, prompt_ids, params or SamplingParams(), salt)
+            self._asked += 1
+            self._open[request_id] = requests
+            self._mail[request_id] = deque()
+            return request_id
+
+    def next_piece(self, request_id: str) -> Piece | None:
+        """The next piece of a request, advancing all requests until there is one; None at its end."""
+        with self._lock:
+            mail = self._mail.get(request_id)
+            if mail is None:
+                return None
+            while not mail and any(r.choice is None for r in self._open[request_id]):
+                self._advance()
+            if mail:
+                return mail.popleft()
+            self._forget(request_id)
+            return None
+
+    def collect(self, request_id: str) -> Output:
+        """Run a request to its end and return all of it."""
+        with self._lock:
+            requests = self._open.get(request_id)
+            if requests is None:
+                raise BadRequest("no such open request", field="request_id", value=request_id)
+            while self.next_piece(request_id) is not None:
+                pass
+            ask = requests[0].ask
+            choices = tuple(_done(request) for request in requests)
+            return Output(request_id, ask.prompt, ask.seed, choices)
+
+    def abort(self, request_id: str) -> None:
+        """End a request wherever it stands and give back what it holds; unknown ids are done ones."""
+        with self._lock:
+            for request in self._open.get(request_id, []):
+                if request.choice is None:
+                    self._mail[request_id].append(self._loop.abort(request))
+            self._forget(request_id)
+
+    def step(self) -> bool:
+        """Advance all requests once; whether anybody is still at work."""
+        with self._lock:
+            self._advance()
+            return self._loop.scheduler.busy
+
+    def close(self) -> None:
+        """Abort what is open and let go of the weights and the cache."""
+        with self._lock:
+            for request_id in list(self._open):
+                self.abort(request_id)
+            self._closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _advance(self) -> None:
+        for piece in self._loop.step():
+            mail = self._mail.get(piece.request_id)
+            if mail is not None:
+                mail.append(piece)
+
+    def _forget(self, request_id: str) -> None:
+        self._mail.pop(request_id, None)
+        self._open.pop(request_id, None)
+
+
+def _done(request: Request) -> Choice:
+    assert request.choice is not None
+    return request.choice

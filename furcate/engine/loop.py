@@ -1,0 +1,218 @@
+"""The loop around the round: admit, score prompts in chunks, play a round, deliver what it emitted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from furcate.config import SamplingParams
+from furcate.engine.answer import Answer, Taken
+from furcate.engine.asking import settle
+from furcate.engine.budget import Budget
+from furcate.engine.build import Built
+from furcate.engine.outputs import Choice, Piece, TokenLogprob
+from furcate.engine.request import Phase, Request
+from furcate.engine.round import Batch, Emitted
+from furcate.engine.scheduler import Chunk
+from furcate.engine.target import chain
+from furcate.verify.law import Needs, needs_of
+from furcate.verify.stops import Finish
+
+__all__ = ["Loop"]
+
+BROKEN = "the target's logits at this position are not finite numbers"
+PROBES = 3  # rounds timed to learn the cost of a size; the first one only warms up
+
+
+class Loop:
+    """Continuous batching over one Round; single-threaded, whoever calls `step` drives all.
+
+    The host reads the device once a round, at its end.
+    """
+
+    def __init__(self, built: Built) -> None:
+        self.round = built.round
+        self.state = built.round.state
+        self.scheduler = built.scheduler
+        self.tokenizer = built.tokenizer
+        self.limits = built.limits
+        most_nodes = built.round.most_nodes
+        self.budget = Budget(self._probe, most_nodes=most_nodes, adaptive=built.adaptive)
+        self._answers: dict[Request, Answer] = {}
+
+    def submit(
+        self, request_id: str, prompt: Sequence[int], params: SamplingParams, salt: str = ""
+    ) -> list[Request]:
+        """Queue a prompt's `n` answers; raises BadRequest for what cannot be honoured."""
+        ask = settle(request_id, prompt, params, self.limits, salt)
+        requests = [Request(ask, index) for index in range(params.n)]
+        for request in requests:
+            request.stats.prompt_tokens = len(prompt)
+            self._answers[request] = Answer(ask, self.tokenizer)
+            self.scheduler.add(request)
+        return requests
+
+    def step(self) -> list[Piece]:
+        """Advance everybody once; what may be shown now."""
+        for request in self.scheduler.admit():
+            self.state.admit(request.slot, request)
+            self.state.set_pages(request.slot, request.pages.numbers)
+            self.round.drafter.forget(request.slot)
+        chunk = self.scheduler.next_chunk()
+        if chunk is not None:
+            self._prefill(chunk)
+        return self._decode()
+
+    def abort(self, request: Request) -> Piece:
+        """End an answer where it stands; what it has emitted stays valid."""
+        return self._deliver(request, [], self._answers[request].end("abort"))
+
+    @torch.inference_mode()
+    def _prefill(self, chunk: Chunk) -> None:
+        """Score a stretch of a prompt; once it is whole, draft the first round."""
+        began = time.perf_counter()
+        request, state = chunk.request, self.state
+        slot_B = self._on_device([request.slot])
+        needs = needs_of([request.ask.params], self.limits.vocab)
+        if chunk.end > chunk.start:
+            view = state.view(slot_B, chunk.end, needs)
+            rows = chain(view.tokens_BW[:, chunk.start :], self._on_device([chunk.end - chunk.start]))
+            self.round.prefill(view, rows, chunk.end)
+            request.cached = chunk.end
+            state.length_C[request.slot] = chunk.end
+        if chunk.end == request.committed - 1:
+            request.phase = Phase.DECODE
+            self.scheduler.share_prompt(request)
+            batch = self._batch([request], 1, needs)
+            request.gains = self.round.propose(batch)[0].tolist()
+        request.stats.prefill_seconds += time.perf_counter() - began
+
+    @torch.inference_mode()
+    def _decode(self) -> list[Piece]:
+        """One round of everybody whose prompt is scored."""
+        players = self.scheduler.decoding()
+        if not players:
+            return []
+        needs = needs_of([request.ask.params for request in players], self.limits.vocab)
+        wanted = self.budget.rows(needs, [request.gains for request in players])
+        began = time.perf_counter()
+        players, rows = self.scheduler.reserve(wanted, lambda gone: self.state.release(gone.slot))
+        for request in players:
+            self.state.set_pages(request.slot, request.pages.numbers)
+        emitted = self.round.play(self._batch(players, rows, needs)).on_host()
+        seconds = time.perf_counter() - began
+        self.budget.observe(needs, rows * len(players), seconds)
+        return [self._take(request, emitted, b, seconds) for b, request in enumerate(players)]
+
+    def _take(self, request: Request, emitted: Emitted, b: int, seconds: float) -> Piece:
+        """Note what one request got out of a round."""
+        stats = request.stats
+        stats.rounds += 1
+        stats.decode_seconds += seconds
+        if emitted.broken_B[b]:
+            return self._deliver(request, [], self._answers[request].end("error"), BROKEN)
+        tokens = emitted.tokens_BD[b, : int(emitted.count_B[b])].tolist()
+        accepted = int(emitted.accepted_B[b])
+        stats.drafted += int(emitted.drafted_B[b])
+        stats.accepted += accepted
+        stats.off_likeliest_path += accepted >= 3 and bool(emitted.strayed_B[b])
+        stats.saw(accepted, bool(emitted.offered_B[b]))
+        taken = self._answers[request].take(tokens, Finish(int(emitted.finish_B[b])))
+        kept = tokens[: taken.tokens]
+        stats.tokens += len(kept)
+        request.cached += len(kept)
+        request.output.extend(kept)
+        request.gains = emitted.gain_BN[b].tolist()
+        if request.ask.params.logprobs:
+            request.logprobs.extend(_logprobs_of(emitted, b, kept, request.ask.params))
+        return self._deliver(request, kept, taken)
+
+    def _deliver(
+        self, request: Request, tokens: list[int], taken: Taken, error: str | None = None
+    ) -> Piece:
+        """A piece for the reader; closes the request if that was its last."""
+        params = request.ask.params
+        if taken.finish_reason is not None:
+            self._close(request, taken, error)
+        new = request.logprobs[len(request.logprobs) - len(tokens) :] if params.logprobs else None
+        return Piece(
+            request_id=request.ask.request_id,
+            index=request.index,
+            text=taken.text,
+            token_ids=tuple(tokens),
+            finish_reason=taken.finish_reason,
+            logprobs=None if new is None else tuple(new),
+            choice=request.choice,
+        )
+
+    def _close(self, request: Request, taken: Taken, error: str | None) -> None:
+        answer = self._answers.pop(request)
+        slot = request.slot
+        self.scheduler.finish(request)
+        if slot >= 0:
+            self.state.release(slot)
+            self.round.drafter.forget(slot)
+        params = request.ask.params
+        request.choice = Choice(
+            index=request.index,
+            text=answer.text,
+            token_ids=tuple(request.output),
+            finish_reason=taken.finish_reason or "",
+            stop_reason=taken.stop_reason,
+            logprobs=tuple(request.logprobs) if params.logprobs else None,
+            stats=request.stats,
+            error=error,
+        )
+
+    def _batch(self, players: list[Request], rows: int, needs: Needs) -> Batch:
+        longest = max(request.committed for request in players)
+        asked = [r.ask.params for r in players if r.ask.params.logprobs]
+        top = {p.logprobs_mode: 0 for p in asked}
+        for p in asked:
+            top[p.logprobs_mode] = max(top[p.logprobs_mode], p.top_logprobs)
+        return Batch(
+            slot_B=self._on_device([request.slot for request in players]),
+            allowance_B=self._on_device([rows] * len(players)),
+            rows=rows,
+            columns=longest + rows + 1,
+            needs=needs,
+            raw_top=top.get("raw"),
+            processed_top=top.get("processed"),
+        )
+
+    @torch.inference_mode()
+    def _probe(self, needs: Needs, rows: int) -> float:
+        """Seconds of a round of `rows` rows, played by nobody on the scratch page."""
+        batch = Batch(
+            slot_B=self._on_device([self.state.dummy]),
+            allowance_B=self._on_device([rows]),
+            rows=rows,
+            columns=rows + 1,
+            needs=needs,
+        )
+        times: list[float] = []
+        for _ in range(PROBES):
+            began = time.perf_counter()
+            self.round.play(batch).on_host()
+            times.append(time.perf_counter() - began)
+        return min(times[1:])
+
+    def _on_device(self, numbers: list[int]) -> torch.Tensor:
+        return torch.tensor(numbers, device=self.state.device)
+
+
+def _logprobs_of(
+    emitted: Emitted, b: int, kept: list[int], params: SamplingParams
+) -> list[TokenLogprob]:
+    told = emitted.raw if params.logprobs_mode == "raw" else emitted.processed
+    assert told is not None
+    chosen = told.chosen_BD[b].tolist()
+    ids = told.top_id_BDK[b].tolist()
+    values = told.top_BDK[b].tolist()
+    top = params.top_logprobs
+    return [
+        TokenLogprob(t, chosen[d], tuple(zip(ids[d][:top], values[d][:top], strict=True)))
+        for d, t in enumerate(kept)
+    ]

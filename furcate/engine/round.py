@@ -1,0 +1,143 @@
+"""The round on one page: draft, score, verify, commit; then the draft of the next round.
+
+Everything between the first line and the last is a tensor program of fixed shape: the host reads
+nothing before the round has ended, so that it can be captured as one graph.
+
+Legend: B requests, R rows, D levels, N nodes, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from furcate.drafters.base import Drafter, View
+from furcate.engine.state import State
+from furcate.engine.target import Target
+from furcate.kernels.draft import Draft
+from furcate.kernels.select import gains, lone_roots, select
+from furcate.verify.coupled import verify
+from furcate.verify.law import Needs, Rows
+from furcate.verify.logprobs import Logprobs, processed_logprobs, raw_logprobs
+from furcate.verify.stops import Cut, truncate
+
+__all__ = ["Batch", "Emitted", "Round"]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Who takes part in a round, and its sizes; all of it is known to the host beforehand."""
+
+    slot_B: Tensor
+    allowance_B: Tensor  # int64, rows each request may use
+    rows: int
+    columns: int  # at least the longest request's tokens and rows
+    needs: Needs
+    raw_top: int | None = None  # likeliest tokens to report of the model's own law; None: nothing
+    processed_top: int | None = None  # the same of the law as sampled
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """What the host reads once a round has ended."""
+
+    tokens_BD: Tensor
+    count_B: Tensor
+    accepted_B: Tensor
+    finish_B: Tensor  # a `Finish`
+    drafted_B: Tensor
+    offered_B: Tensor  # bool: the accepted path had a further child to try
+    strayed_B: Tensor  # bool: the accepted path was not the likeliest
+    broken_B: Tensor  # bool: the target's logits allow no choice
+    gain_BN: Tensor  # acceptance probabilities of the next draft's nodes, best first
+    raw: Logprobs | None
+    processed: Logprobs | None
+
+    def on_host(self) -> Emitted:
+        """The same on the host: the one place where a round waits for the device."""
+        return replace(
+            self,
+            tokens_BD=self.tokens_BD.cpu(),
+            count_B=self.count_B.cpu(),
+            accepted_B=self.accepted_B.cpu(),
+            finish_B=self.finish_B.cpu(),
+            drafted_B=self.drafted_B.cpu(),
+            offered_B=self.offered_B.cpu(),
+            strayed_B=self.strayed_B.cpu(),
+            broken_B=self.broken_B.cpu(),
+            gain_BN=self.gain_BN.cpu(),
+            raw=None if self.raw is None else self.raw.on_host(),
+            processed=None if self.processed is None else self.processed.on_host(),
+        )
+
+
+class Round:
+    """One draft-verify-commit over a batch."""
+
+    def __init__(self, state: State, target: Target, drafter: Drafter, most_nodes: int) -> None:
+        self.state = state
+        self.target = target
+        self.drafter = drafter
+        self.most_nodes = most_nodes
+
+    def play(self, batch: Batch) -> Emitted:
+        """Play one round; the state is committed and the next draft proposed."""
+        view = self.state.view(batch.slot_B, batch.columns, batch.needs)
+        draft = self._draft(view, batch)
+        scored = self.target.score(view, draft, batch.columns)
+        verified = verify(scored.logits_BRV, view.law, self._rows(view, draft))
+        cut = truncate(verified.verdict, view.law, self.state.room(view))
+        self._commit(view, scored.slot_BR, cut)
+        if batch.rows > 1:
+            self.drafter.learn(view, draft, verified.verdict)
+        path_BD, accepted_B = verified.verdict.path_BD, verified.verdict.accepted_B
+        last_B1 = path_BD.gather(1, accepted_B[:, None])
+        raw, processed = batch.raw_top, batch.processed_top
+        return Emitted(
+            tokens_BD=cut.verdict.emitted_BD,
+            count_B=cut.verdict.count_B,
+            accepted_B=accepted_B,
+            finish_B=cut.finish_B,
+            drafted_B=draft.live_B - 1,
+            offered_B=(draft.end_BR.gather(1, last_B1) > last_B1 + 1)[:, 0],
+            strayed_B=last_B1[:, 0] != accepted_B,
+            broken_B=verified.broken_B,
+            gain_BN=self.propose(batch),
+            raw=None if raw is None else raw_logprobs(scored.logits_BRV, cut.verdict, raw),
+            processed=None
+            if processed is None
+            else processed_logprobs(verified.processed, view.law, cut.verdict, processed),
+        )
+
+    def propose(self, batch: Batch) -> Tensor:
+        """Draft the next round; the values of its nodes, best first: float32 [B, N]."""
+        if self.drafter.depth == 0:
+            return torch.zeros(len(batch.slot_B), 0, device=self.state.device)
+        view = self.state.view(batch.slot_B, batch.columns, batch.needs)
+        proposal = self.drafter.propose(view)
+        self.state.propose(batch.slot_B, proposal)
+        return gains(proposal, self.most_nodes)
+
+    def prefill(self, view: View, rows: Draft, columns: int) -> None:
+        """Score a stretch of a prompt, for its keys and values alone."""
+        self.target.prefill(view, rows, columns)
+
+    def _draft(self, view: View, batch: Batch) -> Draft:
+        """The tree to score: the most valuable nodes of what was proposed."""
+        root_B = view.tokens_BW.gather(1, view.length_B[:, None])[:, 0]
+        if batch.rows == 1:
+            return lone_roots(root_B)
+        return select(self.state.proposed(batch.slot_B), root_B, batch.rows, batch.allowance_B)
+
+    def _rows(self, view: View, draft: Draft) -> Rows:
+        depth = min(self.drafter.depth, draft.tokens_BR.shape[1] - 1)
+        return Rows(draft, view.length_B, depth)
+
+    def _commit(self, view: View, slot_BR: Tensor, cut: Cut) -> None:
+        """Keep what the verdict accepts: tokens, lengths and counts, keys and values in place."""
+        self.state.commit(view, cut.verdict, cut.finish_B)
+        if slot_BR.shape[1] > 1:
+            self.target.cache.move(slot_BR, cut.verdict)
+

@@ -1,0 +1,214 @@
+"""What the device knows of every request, by slot; the last slot is a dummy that nobody owns.
+
+Legend: C slots (capacity and the dummy), B requests in a round, W token columns, P pages of a
+table, V vocabulary, S stop ids, D levels of a path, N nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from furcate.config import SamplingParams
+from furcate.drafters.base import View
+from furcate.engine.request import Request
+from furcate.kernels.draft import Proposal, Verdict
+from furcate.verify.law import Law, Needs
+
+__all__ = ["MAX_STOP_IDS", "State", "StateShape"]
+
+FLOATS = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
+INTS = ("top_k", "seed", "choice", "min_tokens", "prompt", "limit")
+MAX_STOP_IDS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """Sizes that stay the same for the life of an engine."""
+
+    capacity: int  # slots for requests, dummy excluded
+    context: int  # most tokens of a request
+    levels: int  # most tokens a round can emit
+    pages: int  # pages of a request's table
+    pool: int  # nodes of a proposal
+    vocab: int
+
+
+class State:
+    """Lengths, tokens, options, counts and proposals of all requests, on the device."""
+
+    def __init__(self, shape: StateShape, device: torch.device) -> None:
+        slots = shape.capacity + 1
+        self.shape = shape
+        self.device = device
+        self.dummy = shape.capacity
+        # one column more than can be committed: what a round does not emit is written there
+        self.tokens_CW = self._ints(slots, shape.context + shape.levels + 1)
+        self.length_C = self._ints(slots)
+        self.finish_C = self._ints(slots)
+        self.table_CP = self._ints(slots, shape.pages)
+        self.stop_CS = self._ints(slots, MAX_STOP_IDS) - 1
+        self.floats_CF = torch.ones(slots, len(FLOATS), device=device)
+        self.ints_CI = self._ints(slots, len(INTS))
+        self.finish_C[self.dummy] = 1
+        self._dense: dict[str, Tensor] = {}
+        self.proposal = self._no_proposal(slots)
+
+    def admit(self, slot: int, request: Request) -> None:
+        """Take a request into `slot`; its pages are told by `set_pages` as they are reserved."""
+        ask, params = request.ask, request.ask.params
+        tokens = torch.tensor(request.tokens, device=self.device)
+        self.tokens_CW[slot, : len(tokens)] = tokens
+        self.length_C[slot] = request.cached
+        self.finish_C[slot] = 0
+        self.floats_CF[slot] = torch.tensor(
+            [
+                params.temperature,
+                params.top_p,
+                params.min_p,
+                params.repetition_penalty,
+                params.presence_penalty,
+                params.frequency_penalty,
+            ]
+        )
+        top_k = params.top_k if params.top_k > 0 else self.shape.vocab
+        seed = ask.seed - (1 << 64) if ask.seed >= 1 << 63 else ask.seed
+        counted = [top_k, seed, request.index, params.min_tokens, len(ask.prompt), ask.limit]
+        self.ints_CI[slot] = torch.tensor(counted)
+        self.stop_CS[slot] = -1
+        self.stop_CS[slot, : len(ask.stop_ids)] = torch.tensor(ask.stop_ids, dtype=torch.int64)
+        self.proposal.value_BP[slot] = -torch.inf
+        self._admit_dense(slot, request)
+
+    def set_pages(self, slot: int, pages: list[int]) -> None:
+        """Tell the device which pages the request in `slot` owns."""
+        self.table_CP[slot, : len(pages)] = torch.tensor(pages, dtype=torch.int64)
+        self.table_CP[slot, len(pages) :] = 0
+
+    def release(self, slot: int) -> None:
+        """Nobody is in `slot` any more: its rows write to the scratch page only."""
+        self.table_CP[slot] = 0
+        self.finish_C[slot] = 1
+        self.length_C[slot] = 0
+
+    def view(self, slot_B: Tensor, columns: int, needs: Needs) -> View:
+        """The requests in `slot_B`, their tokens cut to `columns`."""
+        length_B = self.length_C[slot_B]
+        return View(
+            slot_B=slot_B,
+            tokens_BW=self.tokens_CW[:, :columns].index_select(0, slot_B),
+            length_B=length_B,
+            table_BS=self.table_CP[slot_B],
+            law=self._law(slot_B, length_B, needs),
+        )
+
+    def room(self, view: View) -> Tensor:
+        """Tokens each request may still emit; 0 once it is finished: int64 [B]."""
+        limit_B = self.ints_CI[view.slot_B, INTS.index("limit")]
+        room_B = limit_B - view.length_B - 1
+        return torch.where(self.finish_C[view.slot_B] > 0, 0, room_B)
+
+    def commit(self, view: View, verdict: Verdict, finish_B: Tensor) -> None:
+        """Append the emitted tokens, move the lengths, keep the counts."""
+        slot_B, emitted_BD = view.slot_B, verdict.emitted_BD
+        level_D = torch.arange(emitted_BD.shape[1], device=self.device)
+        kept_BD = level_D < verdict.count_B[:, None]
+        trash = self.tokens_CW.shape[1] - 1
+        place_BD = torch.where(kept_BD, view.length_B[:, None] + 1 + level_D, trash)
+        self.tokens_CW[slot_B[:, None], place_BD] = emitted_BD
+        self.length_C[slot_B] = view.length_B + verdict.count_B
+        self.finish_C[slot_B] = torch.maximum(self.finish_C[slot_B], finish_B)
+        if view.law.needs.penalties:
+            counts_CV = self._dense["counts"]
+            counts_CV.index_put_(
+                (slot_B[:, None], emitted_BD), kept_BD.to(counts_CV.dtype), accumulate=True
+            )
+
+    def proposed(self, slot_B: Tensor) -> Proposal:
+        """What was proposed for these requests after their last round."""
+        p = self.proposal
+        return Proposal(
+            tokens_BP=p.tokens_BP[slot_B],
+            parent_BP=p.parent_BP[slot_B],
+            depth_BP=p.depth_BP[slot_B],
+            value_BP=p.value_BP[slot_B],
+            tag_BP=None if p.tag_BP is None else p.tag_BP[slot_B],
+        )
+
+    def propose(self, slot_B: Tensor, new: Proposal) -> None:
+        """Keep a proposal for the next round."""
+        p = self.proposal
+        p.tokens_BP[slot_B] = new.tokens_BP
+        p.parent_BP[slot_B] = new.parent_BP
+        p.depth_BP[slot_B] = new.depth_BP
+        p.value_BP[slot_B] = new.value_BP
+        if p.tag_BP is not None:
+            p.tag_BP[slot_B] = torch.zeros_like(new.tokens_BP) if new.tag_BP is None else new.tag_BP
+
+    def _law(self, slot_B: Tensor, length_B: Tensor, needs: Needs) -> Law:
+        floats = dict(zip(FLOATS, self.floats_CF[slot_B].unbind(1), strict=True))
+        ints = dict(zip(INTS, self.ints_CI[slot_B].unbind(1), strict=True))
+        dense = self._dense
+        return Law(
+            temperature_B=floats["temperature"],
+            top_k_B=ints["top_k"],
+            top_p_B=floats["top_p"],
+            min_p_B=floats["min_p"],
+            repetition_B=floats["repetition"],
+            presence_B=floats["presence"],
+            frequency_B=floats["frequency"],
+            seed_B=ints["seed"],
+            choice_B=ints["choice"],
+            min_tokens_B=ints["min_tokens"],
+            output_B=length_B + 1 - ints["prompt"],
+            stop_BS=self.stop_CS[slot_B],
+            bias_BV=dense["bias"][slot_B] if "bias" in dense else None,
+            allowed_BV=dense["allowed"][slot_B] if "allowed" in dense else None,
+            prompt_BV=dense["prompt"][slot_B] if needs.penalties else None,
+            counts_BV=dense["counts"][slot_B] if needs.penalties else None,
+            needs=needs,
+        )
+
+    def _admit_dense(self, slot: int, request: Request) -> None:
+        """Rows over the vocabulary, which exist only once some request has needed them."""
+        params, vocab = request.ask.params, self.shape.vocab
+        rows: dict[str, Tensor] = {}
+        if params.logit_bias:
+            rows["bias"] = torch.zeros(vocab)
+            for token, bias in params.logit_bias.items():
+                rows["bias"][token] = bias
+        if params.allowed_token_ids is not None:
+            rows["allowed"] = torch.zeros(vocab, dtype=torch.bool)
+            rows["allowed"][list(params.allowed_token_ids)] = True
+        if _penalised(params):
+            rows["prompt"] = torch.zeros(vocab, dtype=torch.bool)
+            rows["prompt"][list(request.ask.prompt)] = True
+            rows["counts"] = torch.bincount(
+                torch.tensor(request.output, dtype=torch.int64), minlength=vocab
+            )
+        for name, row in rows.items():
+            if name not in self._dense:
+                full = torch.ones if name == "allowed" else torch.zeros
+                size = (self.shape.capacity + 1, vocab)
+                self._dense[name] = full(size, dtype=row.dtype, device=self.device)
+        for name, dense in self._dense.items():
+            dense[slot] = rows[name].to(self.device) if name in rows else name == "allowed"
+
+    def _ints(self, *size: int) -> Tensor:
+        return torch.zeros(size, dtype=torch.int64, device=self.device)
+
+    def _no_proposal(self, slots: int) -> Proposal:
+        pool = self.shape.pool
+        return Proposal(
+            tokens_BP=self._ints(slots, pool),
+            parent_BP=self._ints(slots, pool) - 1,
+            depth_BP=self._ints(slots, pool) + 1,
+            value_BP=torch.full((slots, pool), -torch.inf, device=self.device),
+            tag_BP=self._ints(slots, pool) - 1,
+        )
+
+
+def _penalised(p: SamplingParams) -> bool:
+    return (p.repetition_penalty, p.presence_penalty, p.frequency_penalty) != (1, 0, 0)

@@ -1,0 +1,72 @@
+"""The target as the round sees it: score a draft in one pass over the paged cache.
+
+Legend: B requests, R rows, V vocabulary, T = B * R flat rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from furcate.drafters.base import View
+from furcate.kernels.draft import Draft
+from furcate.kernels.tree_attention import Columns, Places, lay_out
+from furcate.kv.cache import PagedCache
+from furcate.models.decoder import Decoder
+
+__all__ = ["Scored", "Target", "chain"]
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The target's logits at every row, and where the rows' keys and values were written."""
+
+    logits_BRV: Tensor
+    slot_BR: Tensor
+
+
+class Target:
+    """A decoder and its paged cache."""
+
+    def __init__(self, decoder: Decoder, cache: PagedCache) -> None:
+        self.decoder = decoder
+        self.cache = cache
+
+    def score(self, view: View, draft: Draft, columns: int) -> Scored:
+        """One pass over all rows; row r of request b stands at position length[b] + depth."""
+        hidden_TC, layout = self._pass(view, draft, columns)
+        logits_TV = self.decoder.logits(hidden_TC)
+        shape = draft.tokens_BR.shape
+        return Scored(logits_TV.view(*shape, -1), layout.write_T.view(shape))
+
+    def prefill(self, view: View, draft: Draft, columns: int) -> None:
+        """Write the keys and values of a chain of prompt tokens; no logits."""
+        self._pass(view, draft, columns)
+
+    def _pass(self, view: View, draft: Draft, columns: int) -> tuple[Tensor, Columns]:
+        places = Places(view.table_BS, view.length_B, self.cache.shape.page_size, columns)
+        dtype = self.cache.k_LSKD.dtype
+        layout = lay_out(places, draft.end_BR, draft.live_B, dtype)
+        position_BR = view.length_B[:, None] + draft.depth_BR
+        hidden_TC = self.decoder(
+            draft.tokens_BR.flatten(), position_BR.flatten(), self.cache.attend(layout)
+        )
+        return hidden_TC, layout
+
+
+def chain(tokens_BR: Tensor, live_B: Tensor) -> Draft:
+    """Rows that follow one another: a stretch of prompt, or a draft without branches."""
+    batch, rows = tokens_BR.shape
+    r_R = torch.arange(rows, device=tokens_BR.device)
+    live_BR = r_R < live_B[:, None]
+    return Draft(
+        tokens_BR=tokens_BR,
+        parent_BR=torch.where(live_BR, (r_R - 1).clamp_min(0), 0),
+        depth_BR=torch.where(live_BR, r_R, 0),
+        end_BR=torch.where(live_BR, live_B[:, None], r_R + 1),
+        value_BR=torch.zeros(batch, rows, device=tokens_BR.device),
+        live_B=live_B,
+        tag_BR=None,
+    )

@@ -1,0 +1,1 @@
+"""Tensors in, tensors out: each operation's torch reference, and its Triton twin beside it."""

@@ -1,0 +1,1 @@
+"""The paged KV cache and who owns which page."""

@@ -1,0 +1,88 @@
+"""A request's pages: reserved before a pass, shared between requests, given back at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from furcate.errors import OutOfPages
+from furcate.kv.pages import PagePool
+from furcate.kv.prefix import PrefixIndex
+
+__all__ = ["PageBook", "Pages"]
+
+
+@dataclass(slots=True)
+class Pages:
+    """The pages of one request, in order of position."""
+
+    numbers: list[int] = field(default_factory=list)
+
+
+class PageBook:
+    """Reserves, shares and returns pages; the only owner of the pool and of the prefix index."""
+
+    def __init__(self, count: int, page_size: int, copy_page: Callable[[int, int], None]) -> None:
+        self.page_size = page_size
+        self.pool = PagePool(count)
+        self.prefixes = PrefixIndex(self.pool, page_size)
+        self._copy = copy_page
+
+    def available(self) -> int:
+        """Pages free now or after giving up finished turns."""
+        return self.pool.free + self.prefixes.evictable()
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that hold `tokens` tokens."""
+        return -(-tokens // self.page_size)
+
+    def reserve(self, pages: Pages, start: int, end: int) -> None:
+        """Make positions [start, end) of the request its own to write.
+
+        Pages shared with others in that range are copied first (copy on write). Raises OutOfPages
+        and changes nothing if the room is not there.
+        """
+        missing = self.pages_for(end) - len(pages.numbers)
+        touched = range(start // self.page_size, min(self.pages_for(end), len(pages.numbers)))
+        shared = [i for i in touched if self.pool.shared(pages.numbers[i])]
+        fresh = self._take(max(missing, 0) + len(shared))
+        for i in shared:
+            page = fresh.pop()
+            self._copy(pages.numbers[i], page)
+            self.pool.give([pages.numbers[i]])
+            pages.numbers[i] = page
+        pages.numbers.extend(fresh)
+
+    def open(self, tokens: Sequence[int], salt: str = "") -> tuple[Pages, int]:
+        """Pages for a prompt, and how many of its tokens are cached already.
+
+        The last token is never taken from the cache: it is the root of the first round.
+        """
+        match = self.prefixes.find(tokens[:-1], salt)
+        return Pages(list(match.pages)), match.tokens
+
+    def fork(self, pages: Pages) -> Pages:
+        """The same pages for one more request, none of them copied yet."""
+        self.pool.hold(pages.numbers)
+        return Pages(list(pages.numbers))
+
+    def trim(self, pages: Pages, tokens: int) -> None:
+        """Give back the pages past the first `tokens` tokens."""
+        keep = self.pages_for(tokens)
+        self.pool.give(pages.numbers[keep:])
+        del pages.numbers[keep:]
+
+    def close(self, pages: Pages, tokens: Sequence[int] = (), salt: str = "") -> None:
+        """Give all pages back; those that hold `tokens` are kept for later prompts."""
+        self.prefixes.publish(tokens, pages.numbers, salt)
+        self.pool.give(pages.numbers)
+        pages.numbers.clear()
+
+    def _take(self, wanted: int) -> list[int]:
+        short = wanted - self.pool.free
+        if short > 0 and self.prefixes.evict(short) < short:
+            raise OutOfPages(
+                f"need {wanted} pages, {self.pool.free} of {self.pool.count} are free",
+                hint="wait for a request to finish, or raise kv_tokens",
+            )
+        return self.pool.take(wanted)

@@ -1,0 +1,161 @@
+"""Pages of finished turns, found again by the tokens they hold.
+
+A tree of pages: the path from the root to an entry spells the tokens whose keys and values the
+pages on it hold, so an entry is valid for exactly the prompts that begin with these tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from furcate.kv.pages import PagePool
+
+__all__ = ["Match", "PrefixIndex"]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Pages that hold the first `tokens` tokens of a prompt; the last one perhaps in part."""
+
+    pages: tuple[int, ...]
+    tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    tokens: tuple[int, ...]
+    page: int
+    above: _Entry | None
+    used: int = 0
+    below: dict[tuple[int, ...], _Entry] = field(default_factory=dict)
+
+
+class PrefixIndex:
+    """Holds pages for later prompts; gives back the least recently used ones when asked.
+
+    Only computed and committed positions are ever published, so what is found depends on tokens
+    alone and never on a request still under way. A `salt` keeps prompts of different owners apart.
+    """
+
+    def __init__(self, pool: PagePool, page_size: int) -> None:
+        self._pool = pool
+        self._size = page_size
+        self._roots: dict[str, _Entry] = {}
+        self._clock = 0
+        self.held = 0
+
+    def find(self, tokens: Sequence[int], salt: str = "") -> Match:
+        """The longest published beginning of `tokens`; the caller holds its pages from now on."""
+        self._clock += 1
+        pages: list[int] = []
+        matched = 0
+        entry = self._roots.get(salt)
+        while entry is not None:
+            entry.used = self._clock
+            rest = tuple(tokens[matched : matched + self._size])
+            step = entry.below.get(rest)
+            if step is None:
+                step, common = _closest(entry, rest)
+                matched += common
+                if step is not None:
+                    step.used = self._clock
+                    pages.append(step.page)
+                break
+            pages.append(step.page)
+            matched += len(rest)
+            entry = step if len(rest) == self._size else None
+        self._pool.hold(pages)
+        return Match(tuple(pages), matched)
+
+    def publish(self, tokens: Sequence[int], pages: Sequence[int], salt: str = "") -> None:
+        """Keep `pages`, which hold the keys and values of `tokens`, for later prompts.
+
+        The index becomes one more owner of each page that it did not know yet.
+        """
+        self._clock += 1
+        entry = self._roots.setdefault(salt, _Entry((), 0, None))
+        for start in range(0, len(tokens), self._size):
+            part = tuple(tokens[start : start + self._size])
+            known = entry.below.get(part)
+            if known is None:
+                page = pages[start // self._size]
+                self._pool.hold([page])
+                self.held += 1
+                known = entry.below[part] = _Entry(part, page, entry)
+            known.used = self._clock
+            entry = known
+
+    def evict(self, wanted: int) -> int:
+        """Give back up to `wanted` pages that only the index holds, oldest first; how many it was."""
+        freed = 0
+        while freed < wanted:
+            leaves = [leaf for leaf in self._leaves() if self._pool.holders(leaf.page) == 1]
+            if not leaves:
+                return freed
+            for leaf in sorted(leaves, key=lambda e: e.used)[: wanted - freed]:
+                self._drop(leaf)
+                freed += 1
+        return freed
+
+    def clear(self) -> None:
+        """Give back every page."""
+        for leaf in self._leaves():
+            entry: _Entry | None = leaf
+            while entry is not None and entry.above is not None and not entry.below:
+                above = entry.above
+                self._drop(entry)
+                entry = above
+        self._roots.clear()
+
+    def evictable(self) -> int:
+        """Pages that eviction could free now, leaf by leaf."""
+        return sum(_free_below(self._pool, root) for root in self._roots.values())
+
+    def _drop(self, leaf: _Entry) -> None:
+        assert leaf.above is not None
+        del leaf.above.below[leaf.tokens]
+        self._pool.give([leaf.page])
+        self.held -= 1
+
+    def _leaves(self) -> list[_Entry]:
+        found: list[_Entry] = []
+        open_ = list(self._roots.values())
+        while open_:
+            entry = open_.pop()
+            open_.extend(entry.below.values())
+            if not entry.below and entry.above is not None:
+                found.append(entry)
+        return found
+
+
+def _closest(entry: _Entry, rest: tuple[int, ...]) -> tuple[_Entry | None, int]:
+    """The page below `entry` that shares most tokens with `rest`, and how many."""
+    best: _Entry | None = None
+    most = 0
+    for candidate in entry.below.values():
+        common = _common(candidate.tokens, rest)
+        if common > most:
+            best, most = candidate, common
+    return best, most
+
+
+def _common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return i
+    return min(len(a), len(b))
+
+
+def _free_below(pool: PagePool, root: _Entry) -> int:
+    """Pages under `root` whose whole subtree is held by the index alone."""
+    count = 0
+    order = [root]
+    for entry in order:
+        order.extend(entry.below.values())
+    loose: dict[int, bool] = {}
+    for entry in reversed(order):
+        alone = entry.above is not None and pool.holders(entry.page) == 1
+        loose[id(entry)] = alone and all(loose[id(e)] for e in entry.below.values())
+        count += loose[id(entry)]
+    return count

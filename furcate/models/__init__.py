@@ -1,0 +1,1 @@
+"""Target networks and their weights."""

@@ -1,0 +1,178 @@
+"""The target network: one decoder for the Llama family; attention is an argument.
+
+Legend: T flat rows of all requests, C hidden size, H query heads, K key/value heads, D head size,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from furcate.errors import BadRequest, Unsupported
+from furcate.models.linear import Linear, can_pack, pack_weight, packed_linear
+from furcate.models.rope import Rope, Turn, turn
+from furcate.models.spec import DecoderSpec
+
+__all__ = ["Attend", "Decoder", "Layer", "RmsNorm"]
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, q_THD, k_TKD, v_TKD) -> out_THD. Keys are already turned to their positions."""
+
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+class RmsNorm(nn.Module):
+    """Root mean square norm (Zhang and Sennrich 2019, equation 4) over the last axis."""
+
+    def __init__(self, size: int, eps: float, *, like: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(like.new_empty(size))
+        self.shape = (size,)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.rms_norm(x, self.shape, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    """Queries, keys and values in one product; how rows see each other is the caller's matter."""
+
+    def __init__(self, spec: DecoderSpec, index: int, *, like: Tensor) -> None:
+        super().__init__()
+        self.index = index
+        self.turned = spec.rope_layers[index]
+        self.heads, self.kv_heads, self.head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
+        self.width = spec.num_heads * spec.head_dim
+        out = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+        self.qkv = Linear(spec.hidden_size, out, bias=spec.qkv_bias, like=like)
+        self.out = Linear(self.width, spec.hidden_size, bias=spec.o_bias, like=like)
+        self.q_norm = self.k_norm = None
+        if spec.qk_norm:
+            self.q_norm = RmsNorm(spec.head_dim, spec.rms_norm_eps, like=like)
+            self.k_norm = RmsNorm(spec.head_dim, spec.rms_norm_eps, like=like)
+
+    def forward(self, x_TC: Tensor, by: Turn, attend: Attend) -> Tensor:
+        H, K = self.heads, self.kv_heads
+        qkv_TAD = self.qkv(x_TC).view(-1, H + 2 * K, self.head_dim)
+        qk_TAD, v_TKD = qkv_TAD[:, : H + K], qkv_TAD[:, H + K :]
+        if self.q_norm is not None and self.k_norm is not None:
+            qk_TAD = torch.cat((self.q_norm(qk_TAD[:, :H]), self.k_norm(qk_TAD[:, H:])), 1)
+        if self.turned:
+            qk_TAD = turn(qk_TAD, by)
+        seen_THD = attend(self.index, qk_TAD[:, :H], qk_TAD[:, H:], v_TKD)
+        mixed_TC: Tensor = self.out(seen_THD.reshape(-1, self.width))
+        return mixed_TC
+
+
+class Mlp(nn.Module):
+    """SwiGLU (Shazeer 2020), gate and up in one product."""
+
+    def __init__(self, spec: DecoderSpec, *, like: Tensor) -> None:
+        super().__init__()
+        size, inner = spec.hidden_size, spec.intermediate_size
+        self.gate_up = Linear(size, 2 * inner, bias=spec.mlp_bias, like=like)
+        self.down = Linear(inner, size, bias=spec.mlp_bias, like=like)
+
+    def forward(self, x_TC: Tensor) -> Tensor:
+        gate, up = self.gate_up(x_TC).chunk(2, -1)
+        y_TC: Tensor = self.down(functional.silu(gate) * up)
+        return y_TC
+
+
+class Layer(nn.Module):
+    """Attention and MLP, each behind its norm and added to the stream."""
+
+    def __init__(self, spec: DecoderSpec, index: int, *, like: Tensor) -> None:
+        super().__init__()
+        self.attention_norm = RmsNorm(spec.hidden_size, spec.rms_norm_eps, like=like)
+        self.attention = Attention(spec, index, like=like)
+        self.mlp_norm = RmsNorm(spec.hidden_size, spec.rms_norm_eps, like=like)
+        self.mlp = Mlp(spec, like=like)
+
+    def forward(self, x_TC: Tensor, by: Turn, attend: Attend) -> Tensor:
+        x_TC = x_TC + self.attention(self.attention_norm(x_TC), by, attend)
+        y_TC: Tensor = x_TC + self.mlp(self.mlp_norm(x_TC))
+        return y_TC
+
+
+class Decoder(nn.Module):
+    """Tokens and positions in, final hidden states out. Weights are uninitialised until loaded.
+
+    Nothing in `forward` or `logits` waits for the device or branches on data. Raises BadRequest
+    for a dtype that is not a floating point type of 16 bits or more.
+    """
+
+    def __init__(self, spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        if dtype not in _DTYPES:
+            known = ", ".join(str(known).removeprefix("torch.") for known in _DTYPES)
+            raise BadRequest("unknown dtype", field="dtype", value=dtype, hint=f"known: {known}")
+        like = torch.empty(0, dtype=dtype, device=device)
+        self.spec = spec
+        self.embedding = nn.Parameter(like.new_empty(spec.vocab_size, spec.hidden_size))
+        self.rope = Rope(spec.rope, spec.head_dim, dtype).to(device)
+        self.layers = nn.ModuleList(Layer(spec, i, like=like) for i in range(spec.num_layers))
+        self.norm = RmsNorm(spec.hidden_size, spec.rms_norm_eps, like=like)
+        self.head = None
+        if not spec.tied_embeddings:
+            self.head = Linear(spec.hidden_size, spec.vocab_size, bias=False, like=like)
+        self._packed_head: Tensor | None = None  # of tied embeddings, whose table stays for lookup
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, hidden states and logits."""
+        return self.embedding.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.embedding.device
+
+    def embed(self, tokens_T: Tensor) -> Tensor:
+        """Embeddings of int64 tokens: [T, C]."""
+        return functional.embedding(tokens_T, self.embedding)
+
+    def forward(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        """Hidden states after the final norm, [T, C], for int64 tokens at int64 positions."""
+        by = self.rope(positions_T)
+        x_TC = self.embed(tokens_T)
+        for layer in self.layers:
+            x_TC = layer(x_TC, by, attend)
+        hidden_TC: Tensor = self.norm(x_TC)
+        return hidden_TC
+
+    def logits(self, hidden_TC: Tensor) -> Tensor:
+        """Scores of the next token, [T, V], from what `forward` returns."""
+        if self.head is not None:
+            scores_TV: Tensor = self.head(hidden_TC)
+            return scores_TV
+        if self._packed_head is not None:
+            return packed_linear(hidden_TC, self._packed_head, None)
+        return functional.linear(hidden_TC, self.embedding)
+
+    @property
+    def can_pack(self) -> bool:
+        """Whether `pack` is possible here: float32 on a CPU."""
+        return can_pack(self.embedding)
+
+    def pack(self) -> None:
+        """Lay the linear weights out for the CPU's matrix units, freeing the plain ones.
+
+        For inference: gradients, dtype and device are fixed from here on. Results stay within
+        float32 rounding. Raises Unsupported where `can_pack` is false.
+        """
+        if not self.can_pack:
+            raise Unsupported(
+                "packed weights are for float32 on a CPU",
+                field="pack",
+                value=f"{self.dtype} on {self.device}",
+            )
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.pack()
+        if self.head is None and self._packed_head is None:
+            self._packed_head = pack_weight(self.embedding.detach())

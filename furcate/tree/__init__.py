@@ -1,0 +1,1 @@
+"""What a tree is: shape, order, words, budgets, drawings; no torch."""

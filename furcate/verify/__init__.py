@@ -1,0 +1,1 @@
+"""Sampling law, noise and rules: which path the target would have sampled."""

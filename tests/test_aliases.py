@@ -1,0 +1,134 @@
+"""Options of vLLM and SGLang: each is honoured or refused by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from furcate.aliases import _SGLANG, _VLLM, Drafting, _Dialect, from_sglang, from_vllm
+from furcate.errors import BadRequest, Unsupported, UserError
+
+# the keys that the two engines' documents name, as `head_formats` of the field lists them
+VLLM_KEYS = """
+    method model revision code_revision quantization kv_cache_dtype attention_backend moe_backend
+    draft_tensor_parallel_size tensor_parallel_size max_model_len num_speculative_tokens
+    speculative_token_tree draft_sample_method rejection_sample_method
+    num_speculative_tokens_per_batch_size prompt_lookup_max prompt_lookup_min parallel_drafting
+    suffix_decoding_max_tree_depth suffix_decoding_max_cached_requests disable_by_batch_size
+    suffix_decoding_max_spec_factor suffix_decoding_min_token_prob enforce_eager
+""".split()
+SGLANG_KEYS = """
+    speculative_algorithm speculative_draft_model_path speculative_draft_model
+    speculative_draft_model_revision speculative_draft_model_quantization
+    speculative_draft_load_format speculative_draft_kv_cache_dtype speculative_token_map
+    speculative_draft_attention_backend speculative_draft_window_size speculative_draft_sink_size
+    speculative_num_steps speculative_eagle_topk speculative_num_draft_tokens
+    speculative_use_rejection_sampling speculative_use_block_verification speculative_adaptive
+    speculative_accept_threshold_single speculative_accept_threshold_acc
+    speculative_adaptive_config speculative_ngram_min_match_window_size
+    speculative_ngram_max_match_window_size speculative_ngram_min_bfs_breadth
+    speculative_ngram_max_bfs_breadth speculative_ngram_match_type speculative_ngram_branch_length
+    speculative_ngram_capacity speculative_attention_mode
+""".split()
+DIALECTS = [(from_vllm, _VLLM, VLLM_KEYS), (from_sglang, _SGLANG, SGLANG_KEYS)]
+
+
+def test_vllm_counts_leave_the_root_out() -> None:
+    asked = from_vllm({"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 6})
+    want = {"num_draft_tokens": 5, "depth": 5, "prompt_lookup_max": 6}
+    assert asked == Drafting("ngram", want)
+    assert asked.draft_options().num_draft_tokens == 5
+
+
+def test_sglang_counts_take_the_root_in() -> None:
+    flags = {
+        "speculative_algorithm": "STANDALONE",
+        "speculative_draft_model_path": "small",
+        "speculative_num_steps": "3",
+        "speculative_eagle_topk": "4",
+        "speculative_num_draft_tokens": "16",
+    }
+    assert from_sglang(flags) == Drafting("small", {"depth": 3, "topk": 4, "num_draft_tokens": 15})
+
+
+def test_a_draft_model_may_be_named_without_a_method() -> None:
+    assert from_vllm({"model": "small"}).drafter == "small"
+    assert from_vllm({"model": "[ngram]"}).drafter == "ngram"
+    assert from_vllm({"num_speculative_tokens": 2}).drafter is None
+
+
+def test_null_means_unset() -> None:
+    assert from_vllm({"method": "ngram", "quantization": None}).options == {}
+
+
+@pytest.mark.parametrize(("translate", "speech", "keys"), DIALECTS, ids=["vllm", "sglang"])
+def test_every_documented_key_is_known(
+    translate: object, speech: _Dialect, keys: list[str]
+) -> None:
+    assert set(keys) <= set(speech.known())
+
+
+@pytest.mark.parametrize(
+    ("translate", "key"),
+    [(t, key) for t, speech, _ in DIALECTS for key in speech.refused],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_a_refused_key_is_named(translate: object, key: str) -> None:
+    with pytest.raises(Unsupported) as caught:
+        translate({key: "anything"})  # type: ignore[operator]
+    assert caught.value.field == key
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("translate", "key"),
+    [(t, key) for t, speech, _ in DIALECTS for key in speech.harmless],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_a_harmless_key_is_harmless_at_one_value_only(translate: object, key: str) -> None:
+    speech = _VLLM if key in _VLLM.harmless else _SGLANG
+    assert translate({key: speech.harmless[key][0]}).options == {}  # type: ignore[operator]
+    with pytest.raises(Unsupported, match=key):
+        translate({key: "fly"})  # type: ignore[operator]
+
+
+def test_each_key_stands_in_one_table() -> None:
+    for _, speech, _ in DIALECTS:
+        tables = [speech.options, speech.harmless, speech.refused, speech.switches]
+        keys = [key for table in tables for key in table]
+        assert len(keys) == len(set(keys))
+
+
+@pytest.mark.parametrize("method", ["eagle3", "medusa", "mtp", "suffix"])
+def test_a_method_that_is_not_here_is_refused_by_name(method: str) -> None:
+    with pytest.raises(Unsupported, match=method):
+        from_vllm({"method": method, "model": "head"})
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        ({"methods": "ngram"}, "methods"),
+        ({"method": "telepathy"}, "method"),
+        ({"method": "draft_model"}, "model"),
+        ({"method": "ngram", "model": "small"}, "model"),
+        ({"method": "ngram", "num_speculative_tokens": "many"}, "num_speculative_tokens"),
+        ({"method": "ngram", "num_speculative_tokens": True}, "num_speculative_tokens"),
+        ({"method": "ngram", "num_speculative_tokens": 999}, "num_speculative_tokens"),
+        ({"method": "ngram", "prompt_lookup_max": 99}, "prompt_lookup_max"),
+        ({"model": "small", "prompt_lookup_max": 3}, "prompt_lookup_max"),
+    ],
+)
+def test_a_mistake_is_told_under_the_users_own_key(config: dict[str, object], field: str) -> None:
+    with pytest.raises(UserError) as caught:
+        from_vllm(config)
+    assert caught.value.field == field
+
+
+def test_two_widths_that_disagree_are_refused() -> None:
+    flags = {"speculative_eagle_topk": 2, "speculative_ngram_max_bfs_breadth": 3}
+    with pytest.raises(BadRequest, match="two values"):
+        from_sglang(flags)
+
+
+def test_the_adaptive_switch_is_taken() -> None:
+    assert from_sglang({"speculative_adaptive": True}).options == {"adaptive": True}
