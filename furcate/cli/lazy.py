@@ -14,7 +14,7 @@ from furcate.cli.show import err
 if TYPE_CHECKING:
     from furcate.engine.engine import Engine
 
-__all__ = ["bench_module", "load_engine"]
+__all__ = ["bench_module", "compare_module", "load_engine"]
 
 
 def load_engine(target: TargetFlags, draft: DraftFlags, **options: Any) -> Engine:
@@ -25,6 +25,13 @@ def load_engine(target: TargetFlags, draft: DraftFlags, **options: Any) -> Engin
         from furcate.engine.engine import Engine
 
         return Engine.load(target.target, drafter, draft=drafting, **asked.model_dump())
+
+
+def compare_module() -> ModuleType:
+    """The module that sets an answer beside plain decoding."""
+    from furcate.engine import compare
+
+    return compare
 
 
 def bench_module() -> ModuleType:

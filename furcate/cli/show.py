@@ -11,12 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from furcate.errors import StorageFailed
+from furcate.errors import BadRequest, StorageFailed
 
 if TYPE_CHECKING:
     from furcate.engine.outputs import Stats
 
-__all__ = ["err", "out", "print_json", "print_text", "stats_json", "stats_line", "write_json"]
+__all__ = [
+    "check_writable",
+    "err",
+    "out",
+    "print_json",
+    "print_text",
+    "stats_json",
+    "stats_line",
+    "write_json",
+]
 
 
 def out() -> Console:
@@ -58,6 +67,17 @@ def write_json(record: dict[str, Any], path: Path) -> None:
             Path(temporary).unlink(missing_ok=True)
         what = f"cannot be written: {reason.strerror}"
         raise StorageFailed(what, field="--json", value=str(path)) from None
+
+
+def check_writable(path: Path) -> None:
+    """Find out before the work, not after it, that a file could not be written.
+
+    Raises:
+        BadRequest: its folder is not there or not writable, or it is a folder itself.
+    """
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        hint = "name a file in a folder that exists and may be written to"
+        raise BadRequest("cannot be written", field="--json", value=str(path), hint=hint)
 
 
 def stats_line(stats: Stats) -> str:

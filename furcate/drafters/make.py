@@ -1,6 +1,9 @@
-"""Choose a drafter: by name, or around a decoder that the caller has loaded."""
+"""Choose a drafter by its name, or build one around a model that speaks the target's tokens."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
 
 from furcate.config import DraftOptions
 from furcate.drafters.base import Drafter
@@ -8,24 +11,65 @@ from furcate.drafters.model import ModelDrafter, Room
 from furcate.drafters.ngram import NgramDrafter
 from furcate.drafters.off import OffDrafter
 from furcate.errors import BadRequest
+from furcate.kv.cache import CacheShape
 from furcate.models.decoder import Decoder
+from furcate.models.load import load_decoder
+from furcate.models.zoo import resolve
+from furcate.text.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["NAMES", "make_drafter"]
+__all__ = ["NAMES", "Setting", "make_drafter"]
 
 NAMES = ("off", "ngram")
 
 
-def make_drafter(which: str | Decoder, options: DraftOptions, room: Room) -> Drafter:
-    """The drafter called `which`, or a model drafter around that decoder.
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a drafter is made for."""
 
-    Whoever loads a decoder has compared the two vocabularies. `num_draft_tokens` 0 means that
-    nothing is ever drafted. Raises BadRequest for an unknown name.
+    target: Decoder
+    tokenizer: Tokenizer
+    cache: CacheShape  # of the target
+    max_batch: int
+    options: DraftOptions
+
+
+def make_drafter(which: str | Path, setting: Setting) -> Drafter:
+    """The drafter called `which` (`NAMES`), or one around the model of that name or path.
+
+    `num_draft_tokens` 0 means that nothing is ever drafted. Raises BadRequest for a model whose
+    vocabulary is not the target's, and what `resolve` and `load_decoder` raise.
     """
-    if isinstance(which, str) and which not in NAMES:
-        known = ", ".join(NAMES)
-        raise BadRequest("unknown drafter", field="drafter", value=which, hint=f"known: {known}")
-    if which == "off" or options.num_draft_tokens == 0:
+    if which == "off" or setting.options.num_draft_tokens == 0:
         return OffDrafter()
-    if isinstance(which, str):
-        return NgramDrafter(options, capacity=room.capacity, device=room.device)
-    return ModelDrafter(which, options, room)
+    device = setting.target.device
+    if which == "ngram":
+        return NgramDrafter(setting.options, capacity=setting.max_batch, device=device)
+    path = resolve(which)
+    _check_same_tokens(which, load_tokenizer(path), setting.tokenizer)
+    decoder = load_decoder(path, setting.target.dtype, device)
+    if decoder.can_pack:
+        decoder.pack()
+    return ModelDrafter(decoder, setting.options, room_of(setting))
+
+
+def room_of(setting: Setting) -> Room:
+    """The sizes that a model drafter must follow."""
+    return Room(
+        capacity=setting.max_batch,
+        pages=setting.cache.pages,
+        page_size=setting.cache.page_size,
+        vocab=setting.target.spec.vocab_size,
+        device=setting.target.device,
+    )
+
+
+def _check_same_tokens(which: str | Path, drafter: Tokenizer, target: Tokenizer) -> None:
+    if drafter.fingerprint() == target.fingerprint():
+        return
+    names = ", ".join(NAMES)
+    raise BadRequest(
+        "the drafter's vocabulary is not the target's",
+        field="drafter",
+        value=str(which),
+        hint=f"use a model of the same family, or one of: {names}",
+    )

@@ -178,13 +178,14 @@ def _tokens_at(tokens_BW: Tensor, at_BX: Tensor, *, missing: int) -> Tensor:
 def _evidence(chains: Chains) -> Evidence:
     matched_B = (chains.length_BM > 0).sum(1)
     above = chains.support_BMD[..., :-1]
-    own_M1 = torch.arange(above.shape[1], device=above.device)[:, None]
+    matches = above.shape[1]
+    own_M1 = torch.arange(matches, device=above.device)[:, None]
     leads_BMD = pad(chains.first_BMD[..., :-1] == own_M1, (1, 0), value=False)
     leads_BMD[:, 0, 0] = True  # below the root the longest match comes first
     return Evidence(
         length_BM=chains.length_BM,
         support_BMD=chains.support_BMD,
-        rivals_BMD=torch.cat([matched_B[:, None, None].expand_as(above[..., :1]), above], 2),
+        rivals_BMD=torch.cat([matched_B[:, None, None].expand(-1, matches, 1), above], 2),
         leads_BMD=leads_BMD,
     )
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import isfinite
 from typing import Any
 
-from furcate.config import DraftOptions, SamplingParams
-from furcate.engine.build import build
+from furcate.config import SamplingParams
+from furcate.engine.birth import birth
+from furcate.engine.compare import Parting, parting
 from furcate.engine.engine import Engine
 from furcate.engine.outputs import Output, Stats
 from furcate.engine.prompts import Message, PromptLine
 
-__all__ = ["Answered", "Bench", "Side", "plain_twin", "summary"]
+__all__ = ["Answered", "Bench", "Side", "parting_json", "report", "summary"]
 
 WARM_TOKENS = 8
 
@@ -47,24 +49,9 @@ class Answered:
     turn: int
     drafted: Output
     plain: Output | None
+    parting: Parting | None  # None: the two are equal, or no baseline ran
     seconds: float  # this prompt's share of its group's decoding under test
     plain_seconds: float
-
-    @property
-    def first_difference(self) -> int | None:
-        """Where the two answers part, counted in tokens; None where they do not."""
-        if self.plain is None or self.plain.token_ids == self.drafted.token_ids:
-            return None
-        pairs = zip(self.drafted.token_ids, self.plain.token_ids, strict=False)
-        parted = (i for i, (a, b) in enumerate(pairs) if a != b)
-        return next(parted, min(len(self.drafted.token_ids), len(self.plain.token_ids)))
-
-
-def plain_twin(engine: Engine) -> Engine:
-    """The same weights, decoding one token a round; raises BadRequest if memory has no room."""
-    parts = engine.built
-    decoder = parts.round.target.decoder
-    return Engine(build(decoder, engine.tokenizer, "off", parts.options, DraftOptions()))
 
 
 class Bench:
@@ -97,8 +84,9 @@ class Bench:
             drafted, seconds = _run(self.engine, asked, self.params)
             plain, plain_seconds = self._baseline(asked)
             for k, i in enumerate(at):
+                part = self._parting(drafted[k], plain[k])
                 share = (seconds / len(at), plain_seconds / len(at))
-                yield Answered(prompts[i], turn, drafted[k], plain[k], *share)
+                yield Answered(prompts[i], turn, drafted[k], plain[k], part, *share)
                 if turn < len(prompts[i].later):
                     talks[i] += _followed(drafted[k].text, prompts[i].later[turn])
 
@@ -109,26 +97,39 @@ class Bench:
             return [None] * len(asked), 0.0
         return _run(self.plain, asked, self.params)
 
+    def _parting(self, drafted: Output, plain: Output | None) -> Parting | None:
+        return None if plain is None else parting(self.engine, drafted, plain, self.params)
+
     def _engines(self) -> list[Engine]:
         return [self.engine] if self.plain is None else [self.engine, self.plain]
 
 
-def summary(answers: Iterable[Answered], gap: Callable[[Answered], float | None]) -> dict[str, Any]:
-    """The figures of `furcate bench`; `gap` tells how near two scores were where answers part.
+def report(engine: Engine, answers: Sequence[Answered], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """All of a run's figures with where they were born, as a JSON object.
+
+    `by_category` repeats them for each category that the prompt file names.
+    """
+    groups: dict[str, list[Answered]] = {}
+    for one in answers:
+        if one.prompt.category is not None:
+            groups.setdefault(one.prompt.category, []).append(one)
+    by_category = {name: summary(group) for name, group in groups.items()}
+    born = birth(engine.built.round.target.decoder.device)
+    return {**summary(answers), "by_category": by_category, **asked, **born}
+
+
+def summary(answers: Sequence[Answered]) -> dict[str, Any]:
+    """The figures of `furcate bench`, as a JSON object.
 
     `tokens_per_round` counts the bonus token. `conditional_acceptance_by_depth[d]` is the share
     accepted of the rounds in which the accepted path of length d had a child to try,
     `marginal_acceptance_by_depth[d]` the share of all rounds whose path was longer than d.
     """
-    answers = list(answers)
     drafted, plain = Side(), Side()
     for one in answers:
         drafted.add(Side(one.drafted.stats, one.seconds))
         if one.plain is not None:
             plain.add(Side(one.plain.stats, one.plain_seconds))
-    compared = any(one.plain is not None for one in answers)
-    ratio = drafted.tokens_per_second / plain.tokens_per_second if plain.seconds > 0 else None
-    differing = [one for one in answers if one.first_difference is not None]
     return {
         "prompts": len(answers),
         "tokens": drafted.stats.tokens,
@@ -139,20 +140,29 @@ def summary(answers: Iterable[Answered], gap: Callable[[Answered], float | None]
         "conditional_acceptance_by_depth": drafted.stats.conditional_acceptance_by_depth,
         "marginal_acceptance_by_depth": drafted.stats.marginal_acceptance_by_depth,
         "tokens_per_second": drafted.tokens_per_second,
-        "baseline_tokens_per_second": plain.tokens_per_second if compared else None,
-        "speedup": ratio,
-        "identical": not differing if compared else None,
-        "differing_prompts": len(differing) if compared else None,
-        "differences": [_difference(one, gap) for one in differing],
-    }
+    } | _against(drafted, plain, answers)
 
 
-def _difference(one: Answered, gap: Callable[[Answered], float | None]) -> dict[str, Any]:
+def parting_json(part: Parting) -> dict[str, Any]:
+    """A parting as a JSON object; a gap without bound is null."""
+    return asdict(part) | {"gap": part.gap if isfinite(part.gap) else None}
+
+
+def _against(drafted: Side, plain: Side, answers: Sequence[Answered]) -> dict[str, Any]:
+    """The comparison with plain decoding; all None where it did not run."""
+    if not any(one.plain is not None for one in answers):
+        keys = ("baseline_tokens_per_second", "speedup", "identical", "differences")
+        return dict.fromkeys(keys)
+    speed, baseline = drafted.tokens_per_second, plain.tokens_per_second
+    parted = [(one, one.parting) for one in answers if one.parting is not None]
     return {
-        "line": one.prompt.line,
-        "turn": one.turn,
-        "token": one.first_difference,
-        "gap": gap(one),
+        "baseline_tokens_per_second": baseline,
+        "speedup": speed / baseline if baseline > 0 else None,
+        "identical": not parted,
+        "differences": [
+            {"line": one.prompt.line, "turn": one.turn, **parting_json(part)}
+            for one, part in parted
+        ],
     }
 
 

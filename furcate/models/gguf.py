@@ -17,7 +17,7 @@ from furcate.models.decoder import Decoder
 from furcate.models.gguf_file import GgufTensor, GgufValue, read_gguf
 from furcate.models.gguf_spec import spec_from_gguf
 from furcate.models.spec import DecoderSpec
-from furcate.models.weights import Stored, fill
+from furcate.models.weights import Stored, build
 
 __all__ = ["QUANTISATIONS", "load_gguf"]
 
@@ -61,9 +61,8 @@ def load_gguf(path: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
         () if divisors is None else tuple(_read(path, divisors).tolist()),
     )
     heads = _permuted_heads(file.metadata, spec)
-    decoder = Decoder(spec, dtype, device)
-    fill(decoder, {_hf_name(name): _stored(path, t, heads) for name, t in tensors.items()})
-    return decoder
+    stored = {_hf_name(name): _stored(path, tensor, heads) for name, tensor in tensors.items()}
+    return build(spec, stored, dtype, device)
 
 
 def _refuse_splits(metadata: Mapping[str, GgufValue]) -> None:

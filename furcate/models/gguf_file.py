@@ -8,6 +8,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
@@ -76,11 +77,11 @@ class _Cursor:
             raise self.bad("ends too early; it is truncated or damaged")
         return begin
 
-    def numbers(self, code: str, count: int) -> tuple[int, ...]:
+    def numbers(self, code: str, count: int) -> tuple[Any, ...]:
         begin = self.take(struct.calcsize(f"<{code}") * count)
         return struct.unpack_from(f"<{count}{code}", self.data, begin)
 
-    def number(self, code: str) -> int:
+    def number(self, code: str) -> Any:
         return self.numbers(code, 1)[0]
 
     def string(self) -> str:
@@ -122,7 +123,8 @@ def _value(cursor: _Cursor, kind: int) -> GgufValue | None:
     if kind == _STRING:
         return cursor.string()
     if kind != _ARRAY:
-        return cursor.number(_code(cursor, kind))
+        scalar: GgufValue = cursor.number(_code(cursor, kind))
+        return scalar
     of, count = cursor.number("I"), cursor.number("Q")
     if of != _STRING:
         return cursor.numbers(_code(cursor, of), count)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from furcate.errors import BadFile, Unsupported
-from furcate.models.spec import DecoderSpec, RopeSpec
+from furcate.models.spec import DecoderSpec, RopeSpec, check_layers
 
 __all__ = ["ARCHITECTURES", "spec_from_gguf"]
 
@@ -107,7 +107,8 @@ def spec_from_gguf(
         )
     values = _Metadata(metadata, architecture)
     values.refuse_unknown()
-    heads, layers = values.integer("attention.head_count"), values.integer("block_count")
+    heads = values.integer("attention.head_count")
+    layers = check_layers(f"{architecture}.block_count", values.integer("block_count"))
     if "token_embd.weight" not in shapes:
         raise BadFile("tensor is missing", field="token_embd.weight")
     spec = DecoderSpec(

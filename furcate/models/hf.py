@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from furcate.errors import BadFile, Unsupported
 from furcate.models.decoder import Decoder
 from furcate.models.hf_config import spec_from_hf_config
-from furcate.models.weights import Stored, fill
+from furcate.models.weights import Stored, build
 
 __all__ = ["load_hf", "read_json"]
 
@@ -42,9 +42,8 @@ def load_hf(path: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
             for file, names in shards.items()
             for tensor in _tensors(stack.enter_context(_open(file)), file, names)
         }
-        decoder = Decoder(spec, dtype, device)
         tied = tensors.pop("lm_head.weight", None) if spec.tied_embeddings else None
-        fill(decoder, tensors)
+        decoder = build(spec, tensors, dtype, device)
         if tied is not None:
             _check_tied(decoder, tied)
     return decoder

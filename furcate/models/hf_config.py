@@ -8,7 +8,7 @@ from typing import Any
 
 from furcate.errors import BadFile, Unsupported
 from furcate.models.hf_rope import ROPE_KEYS, rope_from_hf
-from furcate.models.spec import DecoderSpec
+from furcate.models.spec import DecoderSpec, check_layers
 
 __all__ = ["ARCHITECTURES", "spec_from_hf_config"]
 
@@ -108,7 +108,7 @@ def spec_from_hf_config(config: Mapping[str, Any]) -> DecoderSpec:
     _refuse_unknown(config, known)
     _refuse_windows(config, known)
     heads, hidden = _integer(config, "num_attention_heads"), _integer(config, "hidden_size")
-    layers = _integer(config, "num_hidden_layers")
+    layers = check_layers("num_hidden_layers", _integer(config, "num_hidden_layers"))
     attention_bias = _flag(config, "attention_bias", False)
     return DecoderSpec(
         vocab_size=_integer(config, "vocab_size"),

@@ -29,12 +29,14 @@ class Turn:
 class Rope(nn.Module):
     """Positions to angles. Angles are float32, or float64 where the network is float64."""
 
-    def __init__(self, spec: RopeSpec, head_dim: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, spec: RopeSpec, head_dim: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         super().__init__()
         self.spec = spec
         self.head_dim = head_dim
         self.dtype = dtype
-        self.register_buffer("freq_F", self._make(torch.device("cpu")), persistent=False)
+        self.register_buffer("freq_F", self._make(device), persistent=False)
         self.freq_F: Tensor
 
     def forward(self, positions_T: Tensor) -> Turn:
@@ -48,6 +50,8 @@ class Rope(nn.Module):
 
     def _make(self, device: torch.device) -> Tensor:
         precise = torch.float64 if self.dtype == torch.float64 else torch.float32
+        if device.type == "meta":
+            return torch.empty(self.head_dim // 2, dtype=precise, device=device)
         return frequencies(self.spec, self.head_dim, precise).to(device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

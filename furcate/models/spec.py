@@ -8,9 +8,11 @@ from typing import Literal
 
 from furcate.errors import BadFile
 
-__all__ = ["DecoderSpec", "RopeSpec", "ScalingKind"]
+__all__ = ["MAX_LAYERS", "DecoderSpec", "RopeSpec", "ScalingKind", "check_layers"]
 
 ScalingKind = Literal["none", "linear", "llama3", "yarn", "table"]
+
+MAX_LAYERS = 1024  # far above any network, far below what a damaged file may claim
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,13 @@ class DecoderSpec:
         _check_length("rope_layers", len(self.rope_layers), self.num_layers)
         if self.rope.kind == "table":
             _check_length("rope.divisors", len(self.rope.divisors), self.head_dim // 2)
+
+
+def check_layers(field: str, layers: int) -> int:
+    """The number of layers, believed only up to MAX_LAYERS. Raises BadFile beyond."""
+    if not 1 <= layers <= MAX_LAYERS:
+        raise BadFile(f"must be 1 to {MAX_LAYERS}", field=field, value=layers)
+    return layers
 
 
 def _check_positive(name: str, value: float) -> None:

@@ -12,8 +12,9 @@ from torch import Tensor
 from furcate.errors import BadFile
 from furcate.models.decoder import Decoder, Layer
 from furcate.models.linear import Linear
+from furcate.models.spec import DecoderSpec
 
-__all__ = ["Stored", "fill", "places"]
+__all__ = ["Stored", "build", "places"]
 
 Place = tuple[str, Tensor]
 _SHOWN = 4
@@ -38,18 +39,23 @@ def places(decoder: Decoder) -> dict[str, Tensor]:
     return found
 
 
-def fill(decoder: Decoder, tensors: Mapping[str, Stored]) -> None:
-    """Write all tensors, keyed by their names in transformers, and freeze the decoder.
+def build(
+    spec: DecoderSpec, tensors: Mapping[str, Stored], dtype: torch.dtype, device: torch.device
+) -> Decoder:
+    """A frozen decoder holding all tensors, which are keyed by their names in transformers.
 
-    Needs no second copy of the weights. Raises BadFile, naming the tensor, where one is missing,
-    unknown, misshapen or not finite.
+    Needs no second copy of the weights, and no memory before names and shapes are known to fit.
+    Raises BadFile, naming the tensor, where one is missing, unknown, misshapen or not finite.
     """
-    wanted = places(decoder)
-    _check_names(wanted, tensors)
+    drawn = places(Decoder(spec, dtype, torch.device("meta")))
+    _check_names(drawn, tensors)
     for name, tensor in tensors.items():
-        _check_shape(wanted[name], tensor)
+        _check_shape(drawn[name], tensor)
+    decoder = Decoder(spec, dtype, device)
+    wanted = places(decoder)
+    for name, tensor in tensors.items():
         _write(wanted[name], tensor)
-    decoder.requires_grad_(False)
+    return decoder.requires_grad_(False)
 
 
 def _of_layers(decoder: Decoder) -> Iterator[Place]:

@@ -55,7 +55,9 @@ class Tokenizer:
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """The ids of a text; with `special`, after the begin token where the model wants one.
 
-        Marks such as `<|im_end|>` in the text become their token, as everywhere in the ecosystem.
+        Marks such as `<|im_end|>` in the text become their token, as everywhere in the ecosystem,
+        and as there, a byte for which the vocabulary has no token leaves none (SmolLM2 lacks six
+        control characters and the unassigned planes 4 to 11 of Unicode).
 
         Raises:
             BadRequest: the text is not valid Unicode.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from furcate.verify.coins import Coins, residual
@@ -37,7 +36,7 @@ def verify(chain: Sequence[int], draft_NV: Tensor, target_NV: Tensor, coins: Coi
             length, kept = i, ratio
     if length == len(chain):
         return [*chain, coins.draw(BONUS, length, target_NV[length])]
-    law_V = residual_of_block(kept, target_NV[length], draft_NV[length])
+    law_V = residual(kept * target_NV[length], draft_NV[length])
     return [*chain[:length], coins.draw(RESIDUAL, length, law_V)]
 
 
@@ -46,8 +45,3 @@ def _acceptance(ratio: float, target_V: Tensor, draft_V: Tensor) -> float:
     surplus = float((ratio * target_V - draft_V).clamp_min(0).sum())
     # p_i = 1 and P = Q: the next token is accepted for certain, so this length is never the end
     return surplus / (surplus + 1.0 - ratio) if surplus > 0 else 0.0
-
-
-def residual_of_block(ratio: float, target_V: Tensor, draft_V: Tensor) -> Tensor:
-    """(p_i * P - Q)+, renormalised; the target itself where nothing is left."""
-    return torch.where(target_V > 0, residual(ratio * target_V, draft_V), 0.0)

@@ -29,7 +29,8 @@ class Coins(Protocol):
         ...
 
     def draw(self, stream: int, index: int, law_V: Tensor) -> int:
-        """The token at which the coin cuts the cumulative law; never one of probability 0."""
+        """The token at which the coin cuts the cumulative law, which need not sum to 1; never a
+        token of probability 0."""
         ...
 
 

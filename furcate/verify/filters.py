@@ -42,10 +42,11 @@ def floor_of(logits_BRV: Tensor, law: Law) -> Tensor:
 def _top_k(logits_BRV: Tensor, law: Law) -> Tensor:
     assert law.top_k_B is not None
     top_k_B11 = law.top_k_B[:, None, None]
-    off_B11 = (top_k_B11 <= 0) | (top_k_B11 >= logits_BRV.shape[-1])
-    if law.needs.top_k <= SMALL_K:
-        largest_BRK = logits_BRV.topk(law.needs.top_k, dim=-1).values
-        at_B11 = (top_k_B11 - 1).clamp(0, law.needs.top_k - 1)
+    most, vocab = law.needs.top_k, logits_BRV.shape[-1]
+    off_B11 = (top_k_B11 <= 0) | (top_k_B11 >= vocab)
+    if most <= min(SMALL_K, vocab):
+        largest_BRK = logits_BRV.topk(most, dim=-1).values
+        at_B11 = (top_k_B11 - 1).clamp(0, most - 1)
         value_BR1 = largest_BRK.gather(-1, at_B11.expand(-1, logits_BRV.shape[1], -1))
     else:
         one_BRV = torch.ones_like(logits_BRV, dtype=torch.int64)
