@@ -17,9 +17,10 @@ PYTHON      ?= python3
 CONSTRAINTS ?= constraints/cpu.txt
 TORCH_INDEX ?=
 MODEL       ?= smollm2-135m
-PROMPT      ?= List the planets of the solar system in order from the Sun, one per line, then list \
-them again in reverse order.
-EVIDENCE    ?= -m furcate.engine.evidence
+PROMPT      ?= Proofread this text and return it: The lighthouse keeper climbed the stairs every evening. \
+He lit the lamp and cleaned the glass. Then he watched the ships go by until the morning. When the \
+sun rose, he climbed down the stairs and made himself a cup of tea.
+EVIDENCE    ?= -m furcate.prove.evidence
 PYTEST_ARGS ?=
 
 BIN     := .venv/bin

@@ -57,14 +57,21 @@ def all_cores() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def embedded_model() -> Path:
     """Path of the embedded model's file; `make test` fetches it."""
-    from furcate.models.zoo import resolve
-
     from furcate.errors import FurcateError
+    from furcate.models.zoo import resolve
 
     try:
         return Path(resolve(EMBEDDED))
     except FurcateError as err:
         pytest.fail(f"the embedded model is not here: {err}. Run `make test`, or `make model`.")
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny random llama and its tokenizer."""
+    from cli_runs import tiny_model_in
+
+    return tiny_model_in(tmp_path_factory.mktemp("tiny") / "model")
 
 
 def _cores() -> int:

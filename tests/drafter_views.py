@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from furcate.drafters.base import View
-from furcate.kernels.draft import Proposal, Verdict
+from furcate.kernels.draft import Proposal
 from furcate.models.decoder import Decoder
 from furcate.models.spec import DecoderSpec, RopeSpec
 from furcate.verify.law import Law, Needs
@@ -77,15 +77,6 @@ def view_of(
         table_BS=order.view(batch, pages),
         law=law_of([0.0] * batch if temperatures is None else temperatures),
     )
-
-
-def verdict_of(emitted: Sequence[Sequence[int]], width: int) -> Verdict:
-    """A verdict that emits these tokens, its path along rows 0, 1, 2, ..."""
-    count_B = torch.tensor([len(tokens) for tokens in emitted])
-    rows = [list(tokens) + [0] * (width - len(tokens)) for tokens in emitted]
-    accepted_B = (count_B - 1).clamp_min(0)
-    path_BD = torch.minimum(torch.arange(width)[None], accepted_B[:, None])
-    return Verdict(path_BD, torch.tensor(rows), count_B, accepted_B)
 
 
 def paths_of(proposal: Proposal, b: int = 0) -> dict[tuple[int, ...], float]:

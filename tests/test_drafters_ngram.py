@@ -7,16 +7,17 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from drafter_views import CPU, paths_of, rows_equal, verdict_of, view_of
+from drafter_views import CPU, paths_of, rows_equal, view_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from furcate.config import DraftOptions
+from furcate.drafters.base import View
 from furcate.drafters.ngram import NgramDrafter, match_lengths
 from furcate.drafters.ngram_calibration import LENGTHS, MEASURED, PRIOR
-from furcate.kernels.draft import Draft
-from furcate.kernels.select import gains, lone_roots
+from furcate.kernels.draft import Verdict
+from furcate.kernels.select import gains, select
 
 DUMMY = 8
 TEXTS = st.integers(1, 4).flatmap(
@@ -37,8 +38,21 @@ def drafter_of(options: DraftOptions | None = None) -> NgramDrafter:
     return NgramDrafter(options or DraftOptions(), capacity=DUMMY, device=CPU)
 
 
-def plain_draft(drafter: NgramDrafter, roots: int = 1) -> Draft:
-    return lone_roots(torch.zeros(roots, dtype=torch.int64))
+def play(drafter: NgramDrafter, view: View, truth: Sequence[int], rows: int = 8) -> None:
+    """One round in which the target would say `truth`."""
+    root_B = view.tokens_BW.gather(1, view.length_B[:, None])[:, 0]
+    draft = select(drafter.propose(view), root_B, rows, torch.tensor([rows]))
+    tokens, parent = draft.tokens_BR[0].tolist(), draft.parent_BR[0].tolist()
+    path = [0]
+    for row in range(1, int(draft.live_B)):
+        if parent[row] == path[-1] and tokens[row] == [*truth, -1][len(path) - 1]:
+            path.append(row)
+    accepted = len(path) - 1
+    path += path[-1:] * (rows - len(path))
+    path_BD = torch.tensor([path])
+    drafter.learn(
+        view, draft, Verdict(path_BD, path_BD, *torch.tensor([[accepted + 1], [accepted]]))
+    )
 
 
 def common_suffix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -153,11 +167,11 @@ def test_a_request_does_not_see_its_neighbours(texts: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize("right", [True, False])
-def test_rates_follow_what_is_emitted(right: bool) -> None:
+def test_rates_follow_what_is_accepted(right: bool) -> None:
     drafter, view = drafter_of(), view_of([[1, 2, 3, 1, 2]])
     before = paths_of(drafter.propose(view))[(3,)]
     for _ in range(20):
-        drafter.learn(view, plain_draft(drafter), verdict_of([[3 if right else 8]], 4))
+        play(drafter, view, [3 if right else 8])
     after = paths_of(drafter.propose(view))[(3,)]
     assert (after > before) == right
 
@@ -165,36 +179,41 @@ def test_rates_follow_what_is_emitted(right: bool) -> None:
 def test_rates_settle_at_the_true_frequency() -> None:
     drafter, view = drafter_of(), view_of([[1, 2, 3, 1, 2]])
     for i in range(400):
-        drafter.learn(view, plain_draft(drafter), verdict_of([[3 if i % 4 == 0 else 8]], 4))
-    # the prior weighs 16 of 16 + 50 counts that have not decayed, and says 0.57
-    expected = (16 * 0.57 + 50 * 0.25) / 66
+        play(drafter, view, [3 if i % 4 == 0 else 8])
+    # the prior weighs 16 of 16 + 50 counts that have not faded, and says 0.58
+    expected = (16 * 0.58 + 50 * 0.25) / 66
     assert math.exp(paths_of(drafter.propose(view))[(3,)]) == pytest.approx(expected, abs=0.02)
 
 
-def test_a_round_that_drafted_nothing_teaches_its_first_level_only() -> None:
-    drafter, view = drafter_of(), view_of([[1, 2, 3, 4, 1, 2]])
-    drafter.learn(view, plain_draft(drafter), verdict_of([[3]], 4))
-    assert drafter.rates.judged_K.sum() == 1
+def test_a_rate_that_fell_comes_back_while_other_nodes_are_drafted() -> None:
+    drafter, poor, good = drafter_of(), view_of([[1, 2, 3, 1, 2]]), view_of([[*range(20)] * 2])
+    before = paths_of(drafter.propose(poor))[(3,)]
+    for _ in range(100):
+        play(drafter, poor, [8])
+    fallen = paths_of(drafter.propose(poor))[(3,)]
+    for _ in range(400):
+        play(drafter, good, range(20), rows=4)
+    assert fallen < before - 0.5
+    assert paths_of(drafter.propose(poor))[(3,)] == pytest.approx(before, abs=0.05)
 
 
-def test_levels_past_a_miss_are_not_judged() -> None:
+def test_nodes_below_a_miss_are_not_judged() -> None:
     drafter, view = drafter_of(), view_of([[1, 2, 3, 4, 5, 1, 2]])
-    drafter.learn(view, plain_draft(drafter), verdict_of([[3, 9, 5, 1]], 17))
-    assert drafter.rates.judged_K.sum() == 2
+    play(drafter, view, [3, 9, 5, 1])
+    assert drafter.rates.tried_K.sum() == 2
     assert drafter.rates.right_K.sum() == 1
 
 
 def test_the_dummy_request_teaches_nothing() -> None:
-    drafter, view = drafter_of(), view_of([[1, 2, 3, 1, 2]], slots=[DUMMY])
-    drafter.learn(view, plain_draft(drafter), verdict_of([[3]], 4))
-    assert drafter.rates.judged_K.sum() == 0
+    drafter = drafter_of()
+    play(drafter, view_of([[1, 2, 3, 1, 2]], slots=[DUMMY]), [3])
+    assert drafter.rates.tried_K.sum() == 0
 
 
 def test_values_keep_falling_along_a_path_that_was_always_right() -> None:
-    text = [*range(30), *range(20)]
-    drafter, view = drafter_of(), view_of([text])
+    drafter, view = drafter_of(), view_of([[*range(30), *range(20)]])
     for _ in range(200):
-        drafter.learn(view, plain_draft(drafter), verdict_of([range(20, 30)], 17))
+        play(drafter, view, range(20, 30), rows=12)
     assert tuple(range(20, 30)) in paths_of(drafter.propose(view))  # which checks every step
 
 
@@ -202,7 +221,9 @@ def test_propose_and_learn_read_no_value_on_the_host() -> None:
     with FakeTensorMode():
         drafter, view = drafter_of(), view_of([[1, 2, 3, 1, 2], [4, 4, 4]])
         proposal = drafter.propose(view)
-        drafter.learn(view, plain_draft(drafter, 2), verdict_of([[3], [4]], 4))
+        draft = select(proposal, view.tokens_BW[:, 0], 4, torch.tensor([4, 4]))
+        path_BD = torch.zeros(2, 4, dtype=torch.int64)
+        drafter.learn(view, draft, Verdict(path_BD, path_BD, path_BD[:, 0] + 1, path_BD[:, 0]))
     assert proposal.value_BP.shape == (2, drafter.pool)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from adversary import SHAPES, Adversary
+from furcate.drafters.adversary import SHAPES, Adversary
 from drafter_views import CPU, TINY, paths_of, tiny_decoder, view_of
 
 from furcate.config import DraftOptions

@@ -6,7 +6,7 @@ import pytest
 import torch
 from small_models import SMALL, fill_randomly, hf_model, small, tiny_decoder
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from furcate.errors import BadFile, Unsupported
 from furcate.models.causal import causal_attend
@@ -52,7 +52,7 @@ def test_the_fake_tensor_check_can_fail() -> None:
     with FakeTensorMode():
         decoder = tiny_decoder_unfilled()
         rows = torch.zeros(5, dtype=torch.int64)
-        with pytest.raises(RuntimeError, match="data-dependent|Data-dependent|DataDependent|item"):
+        with pytest.raises(DataDependentOutputException):
             decoder(rows, rows, curious)
 
 

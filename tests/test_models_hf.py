@@ -225,7 +225,7 @@ def test_numbers_that_are_not_finite_are_refused(number: float, folder: Path) ->
 def test_numbers_too_large_for_float16_are_told_from_damage(folder: Path) -> None:
     change_weights(folder, lambda tensors: tensors[NAME][7, 7].fill_(1e5))
     load(folder)
-    with pytest.raises(BadFile, match="too large for torch.float16") as caught:
+    with pytest.raises(BadFile, match="too large for torch") as caught:
         load(folder, torch.float16)
     assert "bfloat16" in str(caught.value.hint)
 
@@ -244,7 +244,7 @@ def test_a_dtype_of_whole_numbers_is_refused(saved: Path) -> None:
 def test_files_stay_readable_after_loading(folder: Path) -> None:
     load(folder)
     with safe_open(folder / "model.safetensors", framework="pt") as opened:
-        assert NAME in opened.keys()
+        assert opened.get_slice(NAME).get_shape() == [80, 48]
 
 
 # -- configs -----------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ def test_what_we_do_not_compute_is_refused_by_name(given: dict[str, Any], field:
         (config(hidden_size=50), "num_attention_heads"),
         (config(num_attention_heads=0), "num_attention_heads"),
         (config(num_attention_heads=True), "num_attention_heads"),
-        (config(num_key_value_heads=4), "num_key_value_heads"),
+        (config(num_key_value_heads=4), "num_kv_heads"),
         (config(num_hidden_layers=10**9), "num_hidden_layers"),
         (config(num_hidden_layers=0), "num_hidden_layers"),
         (config(head_dim=7), "head_dim"),

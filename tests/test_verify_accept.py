@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -53,7 +54,7 @@ def wrong_verdicts(verdict: Verdict, draft: Draft, choice_BR: Tensor, depth: int
 def cases(seed: int, rows: int, batch: int = 64, depth: int = 6) -> tuple[Draft, Tensor]:
     """Random trees of few tokens with unique siblings, and choices that often follow them."""
     rng = random.Random(seed)
-    drafts = []
+    drafts: list[Draft] = []
     while len(drafts) < batch:
         draft = random_draft(rng, rows, rng.randint(1, rows), depth, vocab=rows)
         born = list(zip(draft.parent_BR[0].tolist(), draft.tokens_BR[0].tolist(), strict=True))
@@ -79,7 +80,8 @@ def test_the_verdict_is_the_slow_walks(rows: int) -> None:
 def test_words_and_reference_agree(rows: int) -> None:
     draft, choice_BR = cases(rows + 100, rows)
     words_BRW = ancestor_words(draft.end_BR)
-    assert words_BRW.shape[-1] == -(-rows // 32) and int(words_BRW.max()) < 2**32
+    assert words_BRW.shape[-1] == -(-rows // 32)
+    assert int(words_BRW.max()) < 2**32
     by_words, by_rows = accept_words(words_BRW, draft, choice_BR, 6), accept(draft, choice_BR, 6)
     for name in Verdict.__slots__:
         assert torch.equal(getattr(by_words, name), getattr(by_rows, name))
@@ -124,19 +126,23 @@ def test_duplicate_siblings_go_to_the_lowest_row() -> None:
     assert verdict.path_BD.tolist() == [[0, 1, 1]]
     # a deeper path beats a lower row, and both are the target's own tokens
     deeper = accept(draft, torch.tensor([[5, 7, 7, 9]]), 2)
-    assert deeper.path_BD.tolist() == [[0, 2, 3]] and deeper.emitted_BD.tolist() == [[5, 7, 9]]
+    assert deeper.path_BD.tolist() == [[0, 2, 3]]
+    assert deeper.emitted_BD.tolist() == [[5, 7, 9]]
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 40))
-def test_whatever_is_drafted_each_emitted_token_is_a_choice_on_the_path(seed: int, rows: int) -> None:
+def test_whatever_is_drafted_each_emitted_token_is_a_choice_on_the_path(
+    seed: int, rows: int
+) -> None:
     rng = random.Random(seed)
     draft = random_draft(rng, rows, rng.randint(1, rows), 5, vocab=3)  # siblings may repeat
     choice_BR = torch.tensor([[rng.randrange(3) for _ in range(rows)]])
     verdict = accept(draft, choice_BR, 5)
     path = verdict.path_BD[0, : int(verdict.count_B)].tolist()
-    assert path[0] == 0 and max(path) < int(draft.live_B)
-    for up, node in zip(path, path[1:], strict=False):
+    assert path[0] == 0
+    assert max(path) < int(draft.live_B)
+    for up, node in itertools.pairwise(path):
         assert draft.parent_BR[0, node] == up
         assert draft.tokens_BR[0, node] == choice_BR[0, up]
     assert len(path) == len(longest_walk(draft, choice_BR))

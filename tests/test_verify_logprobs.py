@@ -44,7 +44,8 @@ def test_a_greedy_request_is_told_at_temperature_one() -> None:
     verified = verify(LOGITS, law, rows_of(DRAFT))
     got = processed_logprobs(verified.processed, law, verified.verdict, top=1)
     want = (LOGITS[0, 0] + torch.tensor([0.0, 0.0, 9.0, 0.0])).log_softmax(-1)
-    assert got.chosen_BD[0, 0] == want[2] and got.top_id_BDK[0, 0].tolist() == [2]
+    assert got.chosen_BD[0, 0] == want[2]
+    assert got.top_id_BDK[0, 0].tolist() == [2]
 
 
 def test_no_top_logprobs_is_an_empty_list() -> None:

@@ -101,9 +101,7 @@ def test_noise_is_keyed_as_documented() -> None:
     counter = np.array([token >> 2, position, TARGET, choice], dtype=np.uint64)
     key = np.array([0x55667788, 0x11223344], dtype=np.uint64)
     word = int(philox_numpy(counter, key)[token & 3])
-    got = gumbel_noise(
-        torch.tensor([seed]), torch.tensor([[position]]), torch.tensor([choice]), 32
-    )
+    got = gumbel_noise(torch.tensor([seed]), torch.tensor([[position]]), torch.tensor([choice]), 32)
     assert got[0, 0, token] == gumbel(uniform(torch.tensor([word])))[0]
 
 

@@ -44,7 +44,9 @@ SOME = {
 }
 
 
-def logits_of(draft: Draft, vocab: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+def logits_of(
+    draft: Draft, vocab: int, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> Tensor:
     rng = torch.Generator().manual_seed(seed)
     return torch.randn(*draft.tokens_BR.shape, vocab, generator=rng, dtype=dtype) * 3
 
@@ -96,14 +98,16 @@ def test_a_node_is_processed_as_plain_decoding_would_after_its_path(
 ) -> None:
     draft = random_draft(rng, 12, rng.randint(1, 12), depth=4, vocab=vocab)
     law = everything(1, vocab, rng.randrange(1000))
-    logits = logits_of(draft, vocab, rng.randrange(1000), torch.float64 if double else torch.float32)
+    logits = logits_of(
+        draft, vocab, rng.randrange(1000), torch.float64 if double else torch.float32
+    )
     assert rows_that_differ_from_plain(law, rows_of(draft), logits) == 0
 
 
 def test_counting_only_the_last_accepted_token_would_be_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """exactness.md 2.5: penalties see only the last accepted token."""
+    """sglang#33643: penalties see only the last accepted token."""
 
     def own_token_only(draft: Draft) -> Tensor:
         slot_R = torch.arange(draft.tokens_BR.shape[1])
@@ -141,13 +145,16 @@ def test_penalties_are_those_of_the_definition() -> None:
 def test_a_row_has_the_same_bits_whatever_stands_beside_it(rows: int) -> None:
     vocab = 40_000
     row = torch.randn(1, 1, vocab, generator=torch.Generator().manual_seed(3)) * 3
-    law = replace(everything(1, vocab), min_tokens_B=None, needs=Needs(True, True, False, 300, True))
+    law = replace(
+        everything(1, vocab), min_tokens_B=None, needs=Needs(True, True, False, 300, True)
+    )
     alone = process(row, law, rows_of(draft_of([1], [0])))
     star = rows_of(draft_of([1] * rows, [0] * rows))
     # a star of one token: the root's row is the row that stands alone
     among = process(row.expand(1, rows, vocab), law, replace(star, depth=1))
     assert torch.equal(alone.scores_BRV[0, 0], among.scores_BRV[0, 0])
-    assert alone.allowed_BRV is not None and among.allowed_BRV is not None
+    assert alone.allowed_BRV is not None
+    assert among.allowed_BRV is not None
     assert torch.equal(alone.allowed_BRV[0, 0], among.allowed_BRV[0, 0])
 
 
@@ -216,7 +223,8 @@ def test_ties_at_a_threshold_are_all_kept() -> None:
     for option in ({"top_k_B": 2}, {"top_p_B": 0.6}, {"min_p_B": 0.3}):
         law = law_of(1, 5, temperature_B=1.0, **option)
         kept = process(logits, law, rows_of(draft)).allowed_BRV
-        assert kept is not None and kept.flatten().tolist() == [True] * 4 + [False]
+        assert kept is not None
+        assert kept.flatten().tolist() == [True] * 4 + [False]
 
 
 def test_small_and_large_top_k_are_the_same_rule(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +238,9 @@ def test_small_and_large_top_k_are_the_same_rule(monkeypatch: pytest.MonkeyPatch
 def test_greedy_is_the_argmax_whatever_the_filters() -> None:
     draft = draft_of([0, 1, 2], [0, 0, 1])
     logits = logits_of(draft, 100)
-    law = law_of(1, 100, top_k_B=1, top_p_B=0.1, min_p_B=0.9, needs=Needs(True, top_k=1, top_p=True))
+    law = law_of(
+        1, 100, top_k_B=1, top_p_B=0.1, min_p_B=0.9, needs=Needs(True, top_k=1, top_p=True)
+    )
     choice = choose(process(logits, law, rows_of(draft)))
     assert torch.equal(choice.token_BR, logits.argmax(-1))
 
@@ -348,7 +358,9 @@ def test_a_verdict_is_a_tensor_program_of_fixed_shape(dtype: torch.dtype, top_k:
     law, rows, logits = everything(2, 600), rows_of(draft), logits_of(draft, 600).to(dtype)
     law = replace(law, needs=replace(law.needs, top_k=top_k))
     with FakeTensorMode(allow_non_fake_inputs=False) as mode:
-        law, rows, logits, room = (faked(mode, x) for x in (law, rows, logits, torch.tensor([3, 4])))
+        law, rows, logits, room = (
+            faked(mode, x) for x in (law, rows, logits, torch.tensor([3, 4]))
+        )
         verified = verify(logits, law, rows)
         cut = truncate(verified.verdict, law, room)
         for logprobs in (

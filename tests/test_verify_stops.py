@@ -50,7 +50,8 @@ def test_the_first_limit_wins(emitted: list[int], room: int, count: int, finish:
 
 def test_what_stands_past_the_count_cannot_stop_a_request() -> None:
     cut = cut_of([10, 11, STOP], room=9, count=2)
-    assert int(cut.verdict.count_B) == 2 and Finish(int(cut.finish_B)) is Finish.NOT
+    assert int(cut.verdict.count_B) == 2
+    assert Finish(int(cut.finish_B)) is Finish.NOT
 
 
 def test_acceptance_is_counted_before_any_stop_rule() -> None:
@@ -59,7 +60,7 @@ def test_acceptance_is_counted_before_any_stop_rule() -> None:
 
 @pytest.mark.parametrize("min_tokens", [0, 1, 3, 5, 6])
 def test_min_tokens_holds_inside_an_accepted_block(min_tokens: int) -> None:
-    """cases.md 6: never before min_tokens tokens, allowed exactly after them."""
+    """vllm#26317: never before min_tokens tokens, allowed exactly after them."""
     draft = draft_of([1, OTHER, OTHER, OTHER, OTHER], [0, 0, 1, 2, 3])
     logits = torch.zeros(1, 5, 30)
     logits[..., EOS], logits[..., OTHER] = 2.0, 1.0

@@ -28,8 +28,14 @@ def draft_of(tokens: Sequence[int], parents: Sequence[int], pads: Sequence[int] 
         end[parents[i]] = max(end[parents[i]], end[i])
     parent = [0, *parents[1:], *([0] * len(pads))]
     value = [0.0] * live + [-torch.inf] * len(pads)
-    ints = [torch.tensor([x]) for x in ([*tokens, *pads], parent, depth, end)]
-    return Draft(*ints, torch.tensor([value]), torch.tensor([live]))
+    return Draft(
+        tokens_BR=torch.tensor([[*tokens, *pads]]),
+        parent_BR=torch.tensor([parent]),
+        depth_BR=torch.tensor([depth]),
+        end_BR=torch.tensor([end]),
+        value_BR=torch.tensor([value]),
+        live_B=torch.tensor([live]),
+    )
 
 
 def stacked(drafts: Sequence[Draft]) -> Draft:
@@ -91,18 +97,16 @@ def rows_of(draft: Draft, length: int = 7) -> Rows:
 
 
 def _needs(law: Law) -> Needs:
-    assert law.top_k_B is not None and law.top_p_B is not None and law.min_p_B is not None
-    assert law.min_tokens_B is not None and law.repetition_B is not None
-    assert law.presence_B is not None and law.frequency_B is not None
+    def away(name: str, off: float) -> bool:
+        return bool((getattr(law, name) != off).any())
+
     return Needs(
-        noise=bool((law.temperature_B > 0).any()),
-        penalties=bool(
-            ((law.repetition_B != 1) | (law.presence_B != 0) | (law.frequency_B != 0)).any()
-        ),
-        min_tokens=bool((law.min_tokens_B > 0).any()),
-        top_k=int(law.top_k_B.max()),
-        top_p=bool((law.top_p_B < 1).any()),
-        min_p=bool((law.min_p_B > 0).any()),
+        noise=away("temperature_B", 0),
+        penalties=away("repetition_B", 1) or away("presence_B", 0) or away("frequency_B", 0),
+        min_tokens=away("min_tokens_B", 0),
+        top_k=0 if law.top_k_B is None else int(law.top_k_B.max()),
+        top_p=away("top_p_B", 1),
+        min_p=away("min_p_B", 0),
     )
 
 

@@ -15,9 +15,10 @@ from typer import Option
 
 from furcate.cli.lazy import bench_module, compare_module, load_engine
 from furcate.cli.options import DraftFlags, SamplingFlags, TargetFlags
-from furcate.cli.show import check_writable, err, out, print_json, write_json
+from furcate.cli.show import check_writable, err, out, print_json
 from furcate.config import SamplingParams
 from furcate.engine.prompts import PromptLine, read_prompts
+from furcate.files import write_json
 
 if TYPE_CHECKING:
     from furcate.engine.bench import Answered
@@ -79,7 +80,7 @@ def bench(
         return
     _show(report)
     if flags.as_json is not None:
-        write_json(report, Path(flags.as_json))
+        write_json(Path(flags.as_json), report)
 
 
 def _measured(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from furcate.aliases import SGLANG_SWITCHES, Drafting, from_sglang
-from furcate.errors import BadRequest
+from furcate.errors import BadRequest, UserError
 
 __all__ = ["own_words"]
 
@@ -32,7 +32,7 @@ def own_words(words: Sequence[str]) -> list[str]:
     kept, given = _sorted_out(words[:end])
     if not given:
         return list(words)
-    added = _flags(from_sglang(given))
+    added = _flags(_understood(given))
     for flag in added:
         if any(_is(word, flag) for word in kept):
             hint = "leave one of them out"
@@ -56,10 +56,22 @@ def _sorted_out(words: Sequence[str]) -> tuple[list[str], dict[str, object]]:
             kept.append(word)
             continue
         key = flag[2:].replace("-", "_")
-        given[key] = value if equals else True if key in SGLANG_SWITCHES else next(rest, None)
-        if given[key] in (None, ""):
+        if not equals and key in SGLANG_SWITCHES:
+            given[key] = True
+            continue
+        given[key] = value if equals else next(rest, "")
+        if given[key] == "" or str(given[key]).startswith("--"):
             raise BadRequest("needs a value", field=flag)
     return kept, given
+
+
+def _understood(given: dict[str, object]) -> Drafting:
+    """The flags' meaning; errors name the flag as it was typed."""
+    try:
+        return from_sglang(given)
+    except UserError as err:
+        flag = f"--{(err.field or '').replace('_', '-')}" if err.field in given else err.field
+        raise type(err)(err.what, field=flag, value=err.value, hint=err.hint) from None
 
 
 def _flags(asked: Drafting) -> dict[str, str | None]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from furcate.errors import BadRequest, StorageFailed
+from furcate.errors import BadRequest
 
 if TYPE_CHECKING:
     from furcate.engine.outputs import Stats
@@ -24,7 +23,6 @@ __all__ = [
     "print_text",
     "stats_json",
     "stats_line",
-    "write_json",
 ]
 
 
@@ -47,26 +45,6 @@ def print_text(text: str) -> None:
 def print_json(record: dict[str, Any]) -> None:
     """One JSON object on standard output."""
     sys.stdout.write(json.dumps(record, ensure_ascii=False, indent=2) + "\n")
-
-
-def write_json(record: dict[str, Any], path: Path) -> None:
-    """The same into a file, whole or not at all.
-
-    Raises:
-        StorageFailed: the file cannot be written; an older one stays as it is.
-    """
-    text = json.dumps(record, ensure_ascii=False, indent=2) + "\n"
-    temporary: str | None = None
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except OSError as reason:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
-        what = f"cannot be written: {reason.strerror}"
-        raise StorageFailed(what, field="--json", value=str(path)) from None
 
 
 def check_writable(path: Path) -> None:

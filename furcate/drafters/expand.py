@@ -32,9 +32,9 @@ class Coupling:
     """How a drafter's logits predict the target's choice once the noise is known.
 
     If the target's logits are beta * l + Gumbel(0, s), then P(choice = x | noise) is
-    softmax((beta * l + T * noise) / s) at x (Gumbel-max; `exactness`, unified scores). Fitted on a
-    first trained head, s was 0.85 to 1 times T for T from 0.7 to 1; at low temperatures it is the
-    drafter's own error and stops falling.
+    softmax((beta * l + T * noise) / s) at x (the Gumbel-max trick). Fitted on a first trained
+    head, s was 0.85 to 1 times T for T from 0.7 to 1; at low temperatures it is the drafter's own
+    error and stops falling.
     """
 
     beta: float = 1.1

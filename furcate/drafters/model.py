@@ -22,6 +22,7 @@ from furcate.drafters.expand import (
     root,
     to_proposal,
 )
+from furcate.drafters.judge import judge
 from furcate.drafters.trust import Trust
 from furcate.kernels.draft import Draft, Proposal, Verdict
 from furcate.kernels.tree_attention import Columns, Places, lay_out
@@ -117,7 +118,8 @@ class ModelDrafter:
     def learn(self, view: View, draft: Draft, verdict: Verdict) -> None:
         """Note how often nodes of each weight were accepted."""
         if draft.tag_BR is not None:
-            self.trust.update(draft, verdict, view.slot_B != self._room.capacity)
+            real_B = view.slot_B != self._room.capacity
+            self.trust.update(draft, judge(draft, verdict, real_B))
 
     def forget(self, slot: int) -> None:
         """Nothing is kept by slot: keys lie in pages, and pages are the engine's."""

@@ -10,9 +10,10 @@ import math
 import torch
 from torch import Tensor
 
-from furcate.kernels.draft import Draft, Verdict
+from furcate.drafters.judge import Judged
+from furcate.kernels.draft import Draft
 
-__all__ = ["HIGHEST", "Trust", "on_path"]
+__all__ = ["HIGHEST", "Trust"]
 
 BINS = 16
 STEPS = 1 << 16  # a tag holds the weight in this many steps
@@ -45,27 +46,15 @@ class Trust:
         corrected = log_weight + self.ratio().log()[_bin(tag)]
         return corrected.clamp_max(math.log(HIGHEST))
 
-    def update(self, draft: Draft, verdict: Verdict, real_B: Tensor) -> None:
-        """Count one round; rows of requests that are not `real` teach nothing."""
+    def update(self, draft: Draft, judged: Judged) -> None:
+        """Count one round."""
         assert draft.tag_BR is not None
-        path_BR = on_path(verdict, draft.tokens_BR.shape[1])
-        row_R = torch.arange(path_BR.shape[1], device=path_BR.device)
-        drafted_BR = (row_R > 0) & (row_R < draft.live_B[:, None]) & real_B[:, None]
-        tried_BR = drafted_BR & path_BR.gather(1, draft.parent_BR)
         tag_BR = draft.tag_BR.clamp_min(0)
         weight_BR = tag_BR.float() / (STEPS - 1)
         bin_X = _bin(tag_BR).flatten()
-        expected_X = torch.where(tried_BR, weight_BR, 0.0).flatten()
+        expected_X = torch.where(judged.tried_BR, weight_BR, 0.0).flatten()
         self.expected_K.mul_(DECAY).index_add_(0, bin_X, expected_X)
-        self.accepted_K.mul_(DECAY).index_add_(0, bin_X, (tried_BR & path_BR).flatten().float())
-
-
-def on_path(verdict: Verdict, rows: int) -> Tensor:
-    """bool [B, R]: the row is the root or on the accepted path."""
-    path_BR = torch.zeros(
-        len(verdict.path_BD), rows, dtype=torch.bool, device=verdict.path_BD.device
-    )
-    return path_BR.scatter(1, verdict.path_BD, True)
+        self.accepted_K.mul_(DECAY).index_add_(0, bin_X, judged.right_BR.flatten().float())
 
 
 def _bin(tag: Tensor) -> Tensor:

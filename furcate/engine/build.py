@@ -24,7 +24,7 @@ from furcate.models.load import load_decoder
 from furcate.models.zoo import resolve
 from furcate.text.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["Built", "build", "load"]
+__all__ = ["Built", "build", "device_of", "dtype_of", "load"]
 
 DEFAULT_KV_TOKENS = 32768  # on the CPU untouched pages cost nothing
 DEFAULT_NODES = 63
@@ -47,8 +47,8 @@ def load(
     target: str | Path, drafter: str | Path, options: EngineOptions, draft: DraftOptions
 ) -> Built:
     """Load a target and build an engine around it; see `Engine.load`."""
-    device = _device(options.device)
-    dtype = _dtype(options.dtype, device)
+    device = device_of(options.device)
+    dtype = dtype_of(options.dtype, device)
     path = resolve(target)
     tokenizer = load_tokenizer(path)
     decoder = load_decoder(path, dtype, device)
@@ -115,7 +115,8 @@ def _most_nodes(draft: DraftOptions, drafter: Drafter) -> int:
     return min(wanted, drafter.pool)
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
+    """The device an option names; "auto" is CUDA where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -129,7 +130,8 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype:
+def dtype_of(name: str, device: torch.device) -> torch.dtype:
+    """The dtype an option names; "auto" is float32 on a CPU and bfloat16 on a GPU."""
     if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     known: torch.dtype = getattr(torch, name)

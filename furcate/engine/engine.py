@@ -19,8 +19,8 @@ from furcate.errors import BadRequest
 
 __all__ = ["Engine", "Message", "Prompt"]
 
-Message = Mapping[str, str]
-Prompt = str | Sequence[Message]
+Message = dict[str, str]
+Prompt = str | list[Message]
 
 
 class Engine:
@@ -69,11 +69,11 @@ class Engine:
 
     @overload
     def generate(
-        self, prompt: Sequence[Message], params: SamplingParams | None = None
+        self, prompt: list[Message], params: SamplingParams | None = None
     ) -> Output: ...
 
     @overload
-    def generate(self, prompt: Sequence[str], params: SamplingParams | None = None) -> list[Output]: ...
+    def generate(self, prompt: list[str], params: SamplingParams | None = None) -> list[Output]: ...
 
     def generate(self, prompt: Any, params: SamplingParams | None = None) -> Output | list[Output]:
         """Answer one prompt (text or chat messages), or a list of them together.
@@ -81,9 +81,11 @@ class Engine:
         A text is a user's turn if the model has a chat template. For another treatment pass
         messages, or token ids to `submit`.
         """
-        many = not isinstance(prompt, str) and bool(prompt) and not isinstance(prompt[0], Mapping)
-        ids = [self.submit(self.encode(one), params) for one in (prompt if many else [prompt])]
+        many = not isinstance(prompt, str) and all(isinstance(one, str) for one in prompt)
+        prompts = [self.encode(one) for one in (prompt if many else [prompt])]
+        ids: list[str] = []
         try:
+            ids.extend(self.submit(one, params) for one in prompts)
             outputs = [self.collect(request_id) for request_id in ids]
         except BaseException:
             for request_id in ids:

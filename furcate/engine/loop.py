@@ -16,7 +16,7 @@ from furcate.engine.outputs import Choice, Piece, TokenLogprob
 from furcate.engine.request import Phase, Request
 from furcate.engine.round import Batch, Emitted
 from furcate.engine.scheduler import Chunk
-from furcate.engine.target import chain
+from furcate.engine.target import Span, chain
 from furcate.verify.law import Needs, needs_of
 from furcate.verify.stops import Finish
 
@@ -38,6 +38,7 @@ class Loop:
         self.scheduler = built.scheduler
         self.tokenizer = built.tokenizer
         self.limits = built.limits
+        self._reuse_prefix = built.options.reuse_prefix
         most_nodes = built.round.most_nodes
         self.budget = Budget(self._probe, most_nodes=most_nodes, adaptive=built.adaptive)
         self._answers: dict[Request, Answer] = {}
@@ -45,7 +46,12 @@ class Loop:
     def submit(
         self, request_id: str, prompt: Sequence[int], params: SamplingParams, salt: str = ""
     ) -> list[Request]:
-        """Queue a prompt's `n` answers; raises BadRequest for what cannot be honoured."""
+        """Queue a prompt's `n` answers; raises BadRequest for what cannot be honoured.
+
+        Without reuse of prefixes a request's pages have a salt of their own: its `n` answers and
+        its own return after a preemption find them, nobody else does.
+        """
+        salt = salt if self._reuse_prefix else request_id
         ask = settle(request_id, prompt, params, self.limits, salt)
         requests = [Request(ask, index) for index in range(params.n)]
         for request in requests:
@@ -79,7 +85,7 @@ class Loop:
         if chunk.end > chunk.start:
             view = state.view(slot_B, chunk.end, needs)
             rows = chain(view.tokens_BW[:, chunk.start :], self._on_device([chunk.end - chunk.start]))
-            self.round.prefill(view, rows, chunk.end)
+            self.round.prefill(view, rows, Span(chunk.end, self._run_of([request])))
             request.cached = chunk.end
             state.length_C[request.slot] = chunk.end
         if chunk.end == request.committed - 1:
@@ -112,6 +118,7 @@ class Loop:
         stats.rounds += 1
         stats.decode_seconds += seconds
         if emitted.broken_B[b]:
+            request.cached = 0  # its keys may be broken too: nobody may continue from them
             return self._deliver(request, [], self._answers[request].end("error"), BROKEN)
         tokens = emitted.tokens_BD[b, : int(emitted.count_B[b])].tolist()
         accepted = int(emitted.accepted_B[b])
@@ -154,6 +161,8 @@ class Loop:
         if slot >= 0:
             self.state.release(slot)
             self.round.drafter.forget(slot)
+        if not self._reuse_prefix and all(other.ask is not request.ask for other in self._answers):
+            self.scheduler.book.prefixes.drop(request.ask.salt)
         params = request.ask.params
         request.choice = Choice(
             index=request.index,
@@ -176,11 +185,19 @@ class Loop:
             slot_B=self._on_device([request.slot for request in players]),
             allowance_B=self._on_device([rows] * len(players)),
             rows=rows,
-            columns=longest + rows + 1,
+            columns=longest + rows,
+            run=self._run_of(players),
             needs=needs,
             raw_top=top.get("raw"),
             processed_top=top.get("processed"),
         )
+
+    def _run_of(self, players: list[Request]) -> int | None:
+        """First slot of a lone request whose pages follow one another; None: keys are gathered."""
+        pages = players[0].pages.numbers
+        if len(players) > 1 or pages != list(range(pages[0], pages[0] + len(pages))):
+            return None
+        return pages[0] * self.scheduler.book.page_size
 
     @torch.inference_mode()
     def _probe(self, needs: Needs, rows: int) -> float:

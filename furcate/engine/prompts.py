@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from furcate.errors import BadFile
 
 __all__ = ["PromptLine", "read_prompts"]
 
-Message = Mapping[str, str]
+Message = dict[str, str]
 _KINDS = ("prompt", "messages", "turns")
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from furcate.drafters.base import Drafter, View
 from furcate.engine.state import State
-from furcate.engine.target import Target
+from furcate.engine.target import Span, Target
 from furcate.kernels.draft import Draft
 from furcate.kernels.select import gains, lone_roots, select
 from furcate.verify.coupled import verify
@@ -33,8 +33,9 @@ class Batch:
     slot_B: Tensor
     allowance_B: Tensor  # int64, rows each request may use
     rows: int
-    columns: int  # at least the longest request's tokens and rows
+    columns: int  # at least the longest request's tokens, its rows, and the next root
     needs: Needs
+    run: int | None = None  # first slot of a lone request whose pages follow one another
     raw_top: int | None = None  # likeliest tokens to report of the model's own law; None: nothing
     processed_top: int | None = None  # the same of the law as sampled
 
@@ -86,7 +87,7 @@ class Round:
         """Play one round; the state is committed and the next draft proposed."""
         view = self.state.view(batch.slot_B, batch.columns, batch.needs)
         draft = self._draft(view, batch)
-        scored = self.target.score(view, draft, batch.columns)
+        scored = self.target.score(view, draft, Span(batch.columns - 1, batch.run))
         verified = verify(scored.logits_BRV, view.law, self._rows(view, draft))
         cut = truncate(verified.verdict, view.law, self.state.room(view))
         self._commit(view, scored.slot_BR, cut)
@@ -120,9 +121,9 @@ class Round:
         self.state.propose(batch.slot_B, proposal)
         return gains(proposal, self.most_nodes)
 
-    def prefill(self, view: View, rows: Draft, columns: int) -> None:
+    def prefill(self, view: View, rows: Draft, span: Span) -> None:
         """Score a stretch of a prompt, for its keys and values alone."""
-        self.target.prefill(view, rows, columns)
+        self.target.prefill(view, rows, span)
         self.drafter.read(view, rows)
 
     def _draft(self, view: View, batch: Batch) -> Draft:

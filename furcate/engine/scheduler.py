@@ -82,6 +82,7 @@ class Scheduler:
 
         Speculation gives way before a request does: rows shrink to one before anybody is
         preempted. A single request always fits, since its length is bounded by the pool.
+        `preempted` hears of each who gives way while its slot is still known.
         """
         for wanted in (rows, 1):
             players = self.decoding()
@@ -89,8 +90,8 @@ class Scheduler:
                 return players, wanted
         while not self._reserve_all(players, 1):
             youngest = self.running[-1]
-            self.preempt(youngest)
             preempted(youngest)
+            self.preempt(youngest)
             players = self.decoding()
         return players, 1
 

@@ -16,7 +16,7 @@ from furcate.kernels.tree_attention import Columns, Places, lay_out
 from furcate.kv.cache import PagedCache
 from furcate.models.decoder import Decoder
 
-__all__ = ["Scored", "Target", "chain"]
+__all__ = ["Scored", "Span", "Target", "chain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,14 @@ class Scored:
     slot_BR: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """How far a pass looks: columns of the longest request, and its place if it lies in one run."""
+
+    columns: int
+    run: int | None = None
+
+
 class Target:
     """A decoder and its paged cache."""
 
@@ -34,19 +42,21 @@ class Target:
         self.decoder = decoder
         self.cache = cache
 
-    def score(self, view: View, draft: Draft, columns: int) -> Scored:
+    def score(self, view: View, draft: Draft, span: Span) -> Scored:
         """One pass over all rows; row r of request b stands at position length[b] + depth."""
-        hidden_TC, layout = self._pass(view, draft, columns)
+        hidden_TC, layout = self._pass(view, draft, span)
         logits_TV = self.decoder.logits(hidden_TC)
         shape = draft.tokens_BR.shape
         return Scored(logits_TV.view(*shape, -1), layout.write_T.view(shape))
 
-    def prefill(self, view: View, draft: Draft, columns: int) -> None:
+    def prefill(self, view: View, draft: Draft, span: Span) -> None:
         """Write the keys and values of a chain of prompt tokens; no logits."""
-        self._pass(view, draft, columns)
+        self._pass(view, draft, span)
 
-    def _pass(self, view: View, draft: Draft, columns: int) -> tuple[Tensor, Columns]:
-        places = Places(view.table_BS, view.length_B, self.cache.shape.page_size, columns)
+    def _pass(self, view: View, draft: Draft, span: Span) -> tuple[Tensor, Columns]:
+        places = Places(
+            view.table_BS, view.length_B, self.cache.shape.page_size, span.columns, span.run
+        )
         dtype = self.cache.k_LSKD.dtype
         layout = lay_out(places, draft.end_BR, draft.live_B, dtype)
         position_BR = view.length_B[:, None] + draft.depth_BR

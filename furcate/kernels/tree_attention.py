@@ -23,6 +23,7 @@ class Columns:
     write_T: Tensor  # int64, slot of each row; pads write to the scratch page
     read_BS: Tensor  # int64, slot of each column; columns out of use read the scratch page
     bias_BRS: Tensor  # float, 0 where row r sees column s, -inf elsewhere
+    run: slice | None = None  # the slots themselves, where they follow one another: no gathering
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class Places:
     length_B: Tensor  # int64, cached tokens L; row r goes to position L + r of the request
     page_size: int
     columns: int  # S, at least the longest L + live
+    run: int | None = None  # first slot of the one request whose pages follow one another
 
 
 def lay_out(places: Places, end_BR: Tensor, live_B: Tensor, dtype: torch.dtype) -> Columns:
@@ -66,10 +68,12 @@ def lay_out(places: Places, end_BR: Tensor, live_B: Tensor, dtype: torch.dtype) 
     # a pad sees one column, so that its softmax stays finite; nobody reads its result
     seen_BRS = seen_BRS | ((r_R >= live_B1)[:, :, None] & (c_S == 0))
     bias_BRS = torch.zeros(seen_BRS.shape, dtype=dtype, device=end_BR.device)
+    in_place = None if places.run is None else slice(places.run, places.run + places.columns)
     return Columns(
         write_T=_slots(places, row_at_BR).flatten(),
         read_BS=_slots(places, col_at_BS),
         bias_BRS=bias_BRS.masked_fill(~seen_BRS, -torch.inf),
+        run=in_place,
     )
 
 
@@ -83,15 +87,21 @@ def tree_attention(q_THD: Tensor, keys: Keys, columns: Columns) -> Tensor:
     heads, size = q_THD.shape[1:]
     kv = keys.k_SKD.shape[1]
     group = heads // kv
-    flat_S = columns.read_BS.flatten()
-    k_BKSD = keys.k_SKD.index_select(0, flat_S).view(batch, width, kv, size).transpose(1, 2)
-    v_BKSD = keys.v_SKD.index_select(0, flat_S).view(batch, width, kv, size).transpose(1, 2)
+    k_BKSD = _read(keys.k_SKD, columns).view(batch, width, kv, size).transpose(1, 2)
+    v_BKSD = _read(keys.v_SKD, columns).view(batch, width, kv, size).transpose(1, 2)
     q_BKGD = q_THD.view(batch, rows, kv, group, size).permute(0, 2, 3, 1, 4)
     q_BKGD = q_BKGD.reshape(batch, kv, group * rows, size)
     bias = columns.bias_BRS[:, None].repeat(1, 1, group, 1) if group > 1 else columns.bias_BRS[:, None]
     out = torch.nn.functional.scaled_dot_product_attention(q_BKGD, k_BKSD, v_BKSD, attn_mask=bias)
     out = out.view(batch, kv, group, rows, size).permute(0, 3, 1, 2, 4)
     return out.reshape(batch * rows, heads, size)
+
+
+def _read(pool_SKD: Tensor, columns: Columns) -> Tensor:
+    """Keys or values of all columns, request after request."""
+    if columns.run is not None:
+        return pool_SKD[columns.run]
+    return pool_SKD.index_select(0, columns.read_BS.flatten())
 
 
 def _slots(places: Places, at_BX: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from furcate.errors import OutOfPages
 from furcate.kv.pages import PagePool
 from furcate.kv.prefix import PrefixIndex
 
@@ -42,10 +41,18 @@ class PageBook:
         Pages shared with others in that range are copied first (copy on write). Raises OutOfPages
         and changes nothing if the room is not there.
         """
-        missing = self.pages_for(end) - len(pages.numbers)
+        missing = max(self.pages_for(end) - len(pages.numbers), 0)
         touched = range(start // self.page_size, min(self.pages_for(end), len(pages.numbers)))
         shared = [i for i in touched if self.pool.shared(pages.numbers[i])]
-        fresh = self._take(max(missing, 0) + len(shared))
+        if not self._make_room(missing + len(shared)):
+            # where no page is left for a copy, the index gives up its hold on the page instead:
+            # a lone request would wait for ever for the turns that it continues itself
+            spare = self._only_remembered([pages.numbers[i] for i in shared])
+            if not self._make_room(missing + len(shared) - len(spare)):
+                raise self.pool.too_few(missing + len(shared))
+            self.prefixes.forget(spare)
+            shared = [i for i in shared if pages.numbers[i] not in spare]
+        fresh = self.pool.take(missing + len(shared))
         for i in shared:
             page = fresh.pop()
             self._copy(pages.numbers[i], page)
@@ -78,11 +85,17 @@ class PageBook:
         self.pool.give(pages.numbers)
         pages.numbers.clear()
 
-    def _take(self, wanted: int) -> list[int]:
+    def _make_room(self, wanted: int) -> bool:
+        """Free `wanted` pages, giving up finished turns; where there are fewer, change nothing."""
         short = wanted - self.pool.free
-        if short > 0 and self.prefixes.evict(short) < short:
-            raise OutOfPages(
-                f"need {wanted} pages, {self.pool.free} of {self.pool.count} are free",
-                hint="wait for a request to finish, or raise kv_tokens",
-            )
-        return self.pool.take(wanted)
+        if short <= 0:
+            return True
+        if short > self.prefixes.evictable():
+            return False
+        self.prefixes.evict(short)
+        return True
+
+    def _only_remembered(self, pages: list[int]) -> set[int]:
+        """Those of a request's pages whose only other owner is the index."""
+        known = self.prefixes.holding()
+        return {page for page in pages if page in known and self.pool.holders(page) == 2}

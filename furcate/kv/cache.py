@@ -13,7 +13,7 @@ from torch import Tensor
 
 from furcate.kernels.draft import Verdict
 from furcate.kernels.kv_move import move_path
-from furcate.kernels.tree_attention import Columns, Keys, tree_attention
+from furcate.kernels.tree_attention import SCRATCH, Columns, Keys, tree_attention
 
 __all__ = ["CacheShape", "PagedCache"]
 
@@ -53,6 +53,9 @@ class PagedCache:
             keys = Keys(self.k_LSKD[layer], self.v_LSKD[layer])
             keys.k_SKD.index_copy_(0, columns.write_T, k_TKD)
             keys.v_SKD.index_copy_(0, columns.write_T, v_TKD)
+            # the pads of a request whose keys are NaN have written here, and all requests read it
+            keys.k_SKD[SCRATCH].zero_()
+            keys.v_SKD[SCRATCH].zero_()
             return tree_attention(q_THD, keys, columns)
 
         return attend
@@ -64,6 +67,7 @@ class PagedCache:
     def copy_page(self, source: int, target: int) -> None:
         """Copy one page, all layers: before a shared page is written to."""
         size = self.shape.page_size
-        old, new = slice(source * size, (source + 1) * size), slice(target * size, (target + 1) * size)
+        old = slice(source * size, (source + 1) * size)
+        new = slice(target * size, (target + 1) * size)
         for pool in (self.k_LSKD, self.v_LSKD):
             pool[:, new] = pool[:, old]

@@ -28,14 +28,18 @@ class PagePool:
     def take(self, wanted: int) -> list[int]:
         """`wanted` pages, each held once; raises OutOfPages and takes none if there are fewer."""
         if wanted > len(self._free):
-            raise OutOfPages(
-                f"need {wanted} pages, {len(self._free)} of {self.count} are free",
-                hint="wait for a request to finish, or raise kv_tokens",
-            )
+            raise self.too_few(wanted)
         taken = [self._free.pop() for _ in range(wanted)]
         for page in taken:
             self._holders[page] = 1
         return taken
+
+    def too_few(self, wanted: int) -> OutOfPages:
+        """The error that says how many pages were needed and how many are free."""
+        return OutOfPages(
+            f"need {wanted} pages, {len(self._free)} of {self.count} are free",
+            hint="wait for a request to finish, or raise kv_tokens",
+        )
 
     def hold(self, pages: Iterable[int]) -> None:
         """One more owner for each page."""

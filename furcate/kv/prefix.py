@@ -6,7 +6,7 @@ pages on it hold, so an entry is valid for exactly the prompts that begin with t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from furcate.kv.pages import PagePool
@@ -87,7 +87,7 @@ class PrefixIndex:
             entry = known
 
     def evict(self, wanted: int) -> int:
-        """Give back up to `wanted` pages that only the index holds, oldest first; how many it was."""
+        """Give back up to `wanted` pages that only the index holds, oldest first; how many."""
         freed = 0
         while freed < wanted:
             leaves = [leaf for leaf in self._leaves() if self._pool.holders(leaf.page) == 1]
@@ -98,19 +98,40 @@ class PrefixIndex:
                 freed += 1
         return freed
 
+    def forget(self, pages: Collection[int]) -> None:
+        """Give up these pages and all that go on from them; whoever else holds them keeps them."""
+        doomed: dict[_Entry, None] = {}
+        for entry in self._entries():
+            if entry.page in pages or entry.above in doomed:
+                doomed[entry] = None
+        for entry in reversed(doomed):
+            self._drop(entry)
+
+    def holding(self) -> set[int]:
+        """All pages it holds."""
+        return {entry.page for entry in self._entries()}
+
     def clear(self) -> None:
         """Give back every page."""
-        for leaf in self._leaves():
-            entry: _Entry | None = leaf
-            while entry is not None and entry.above is not None and not entry.below:
-                above = entry.above
-                self._drop(entry)
-                entry = above
-        self._roots.clear()
+        for salt in list(self._roots):
+            self.drop(salt)
+
+    def drop(self, salt: str) -> None:
+        """Give back every page that is kept under this salt."""
+        root = self._roots.pop(salt, None)
+        dropped = [] if root is None else list(root.below.values())
+        for entry in dropped:
+            dropped.extend(entry.below.values())
+            self._pool.give([entry.page])
+            self.held -= 1
 
     def evictable(self) -> int:
         """Pages that eviction could free now, leaf by leaf."""
-        return sum(_free_below(self._pool, root) for root in self._roots.values())
+        loose: set[_Entry] = set()
+        for entry in reversed(self._entries()):
+            if self._pool.holders(entry.page) == 1 and loose.issuperset(entry.below.values()):
+                loose.add(entry)
+        return len(loose)
 
     def _drop(self, leaf: _Entry) -> None:
         assert leaf.above is not None
@@ -119,13 +140,15 @@ class PrefixIndex:
         self.held -= 1
 
     def _leaves(self) -> list[_Entry]:
+        return [entry for entry in self._entries() if not entry.below]
+
+    def _entries(self) -> list[_Entry]:
+        """All entries, each after the one above it."""
         found: list[_Entry] = []
-        open_ = list(self._roots.values())
-        while open_:
-            entry = open_.pop()
-            open_.extend(entry.below.values())
-            if not entry.below and entry.above is not None:
-                found.append(entry)
+        for root in self._roots.values():
+            found.extend(root.below.values())
+        for entry in found:  # grows while it is walked
+            found.extend(entry.below.values())
         return found
 
 
@@ -145,17 +168,3 @@ def _common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
         if x != y:
             return i
     return min(len(a), len(b))
-
-
-def _free_below(pool: PagePool, root: _Entry) -> int:
-    """Pages under `root` whose whole subtree is held by the index alone."""
-    count = 0
-    order = [root]
-    for entry in order:
-        order.extend(entry.below.values())
-    loose: dict[int, bool] = {}
-    for entry in reversed(order):
-        alone = entry.above is not None and pool.holders(entry.page) == 1
-        loose[id(entry)] = alone and all(loose[id(e)] for e in entry.below.values())
-        count += loose[id(entry)]
-    return count

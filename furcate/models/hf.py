@@ -84,7 +84,7 @@ def _indexed(index: Path) -> dict[Path, set[str] | None]:
         raise BadFile("has no weight_map", field=str(index), hint=_REFETCH)
     shards: dict[Path, set[str]] = {}
     for name, file in entries.items():
-        if not isinstance(file, str) or Path(file).name != file:
+        if not isinstance(file, str) or not file or Path(file).name != file:
             raise BadFile(
                 "must name a file beside the index", field=f"weight_map.{name}", value=file
             )

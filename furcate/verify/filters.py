@@ -18,7 +18,8 @@ __all__ = ["floor_of", "threshold"]
 SMALL_K = 128
 # Probabilities are summed as whole numbers of 2**-40: exact, so in any order, on any device.
 UNIT = 2.0**40
-DIGIT = 11
+# Bits of a digit in the search: most and fewest.
+DIGITS = (11, 4)
 
 
 def floor_of(logits_BRV: Tensor, law: Law) -> Tensor:
@@ -78,8 +79,8 @@ def _temperature(law: Law, like: Tensor) -> Tensor:
 def threshold(values_BRV: Tensor, mass_BRV: Tensor, want_BR1: Tensor) -> Tensor:
     """The largest v such that the entries with value >= v hold mass `want` or more.
 
-    A radix search over the bits of the values, most significant digit first, three passes in
-    float32 and six in float64.
+    A radix search over the bits of the values, most significant digit first: three passes in
+    float32 and six in float64, for a vocabulary of a thousand tokens or more.
 
     Args:
         values_BRV: float32 or float64, no NaN (rows with NaN give a meaningless result).
@@ -90,12 +91,14 @@ def threshold(values_BRV: Tensor, mass_BRV: Tensor, want_BR1: Tensor) -> Tensor:
         [B, R, 1] in the values' dtype; -inf where all entries together hold less.
     """
     bits = torch.finfo(values_BRV.dtype).bits
+    most, fewest = DIGITS
+    step = min(most, max(fewest, values_BRV.shape[-1].bit_length()))  # no more bins than entries
     key_BRV = _flip((values_BRV + 0.0).view(_whole(values_BRV)))  # + 0.0: -0.0 equals 0.0
     prefix_BR1 = torch.zeros_like(key_BRV[..., :1])
     above_BR1 = torch.zeros_like(want_BR1)
     short_BR1 = mass_BRV.sum(-1, keepdim=True) < want_BR1
-    for shift in reversed(range(0, bits, DIGIT)):
-        width = min(DIGIT, bits - shift)
+    for shift in reversed(range(0, bits, step)):
+        width = min(step, bits - shift)
         top = shift + width == bits
         half = 2 ** (width - 1) if top else 0  # keys are signed, their first digit is too
         digit_BRV = (key_BRV >> shift) + half if top else (key_BRV >> shift) & (2**width - 1)

@@ -1,0 +1,1 @@
+"""Evidence that speculation changes nothing: streams compared token for token."""

@@ -1,0 +1,142 @@
+"""`furcate generate`: the answer, the comparison, JSON, and every way to ask wrongly."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_runs import furcate
+
+Capsys = pytest.CaptureFixture[str]
+SHORT = ("--max-tokens", "24", "--ignore-eos")
+
+
+def test_an_answer_goes_to_standard_output_and_its_figures_do_not(
+    capsys: Capsys, tiny_model: Path
+) -> None:
+    ran = furcate(capsys, "generate", "hello world", "--target", str(tiny_model), *SHORT)
+    assert ran.code == 0
+    assert len(ran.out) > 10
+    assert "24 tokens" in ran.err
+    assert "(bonus included)" in ran.err
+    assert "tokens/s" not in ran.out
+
+
+def test_quiet_leaves_the_answer_alone(capsys: Capsys, tiny_model: Path) -> None:
+    ran = furcate(capsys, "generate", "hello", "-q", "--target", str(tiny_model), *SHORT)
+    assert (ran.code, ran.err.strip()) == (0, "")
+
+
+@pytest.mark.parametrize("temperature", ["0", "0.8"])
+def test_compare_says_identical_and_both_speeds(
+    capsys: Capsys, tiny_model: Path, temperature: str
+) -> None:
+    words = ["--target", str(tiny_model), "--temperature", temperature, "--compare", *SHORT]
+    ran = furcate(capsys, "generate", "hello hello hello hello", *words, "--dtype", "float64")
+    lines = ran.out.splitlines()
+    assert ran.code == 0
+    assert "identical to plain decoding: yes" in lines
+    assert any(line.startswith("tokens per round (bonus included): ") for line in lines)
+    assert any(line.startswith("with drafting: ") for line in lines)
+    assert any(line.startswith("plain: ") for line in lines)
+
+
+def test_json_is_one_object_and_nothing_else(capsys: Capsys, tiny_model: Path) -> None:
+    words = ["generate", "hello", "--json", "--compare", "--target", str(tiny_model), *SHORT]
+    record = json.loads(furcate(capsys, *words, "--dtype", "float64").out)
+    assert record["identical"] is True
+    assert record["difference"] is None
+    assert len(record["token_ids"]) == record["stats"]["tokens"] == 24
+    assert record["finish_reason"] == "length"
+    assert record["stats"]["tokens_per_round"] >= 1
+
+
+def test_a_told_seed_gives_the_same_answer_again(capsys: Capsys, tiny_model: Path) -> None:
+    words = ["generate", "hello", "--json", "--target", str(tiny_model), "--temperature", "1"]
+    first = json.loads(furcate(capsys, *words, *SHORT).out)
+    again = furcate(capsys, *words, *SHORT, "--seed", str(first["seed"]), "--drafter", "off")
+    assert json.loads(again.out)["token_ids"] == first["token_ids"]
+
+
+def test_a_prompt_may_come_from_standard_input(capsys: Capsys, tiny_model: Path) -> None:
+    words = ["generate", "--json", "--target", str(tiny_model), *SHORT]
+    named = json.loads(furcate(capsys, *words, "héllo").out)
+    piped = json.loads(furcate(capsys, *words, "-", stdin="héllo".encode()).out)
+    assert named["token_ids"] == piped["token_ids"]
+
+
+def test_raw_leaves_the_chat_template_out(capsys: Capsys, tiny_model: Path) -> None:
+    words = ["generate", "hello", "--json", "--target", str(tiny_model), *SHORT]
+    chat = json.loads(furcate(capsys, *words).out)["prompt_tokens"]
+    raw = json.loads(furcate(capsys, *words, "--raw").out)["prompt_tokens"]
+    system = json.loads(furcate(capsys, *words, "--system", "hi").out)["prompt_tokens"]
+    assert raw < chat < system
+
+
+def test_options_of_vllm_and_sglang_are_understood(capsys: Capsys, tiny_model: Path) -> None:
+    words = ["generate", "hello", "--json", "--target", str(tiny_model), *SHORT]
+    config = '{"method": "ngram", "num_speculative_tokens": 3}'
+    for more in (
+        ["--speculative-config", config],
+        ["--speculative-algorithm=NGRAM", "--speculative-num-draft-tokens", "4"],
+    ):
+        assert furcate(capsys, *words, *more).code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["hello", "--temperature", "-1"], "temperature"),
+        (["hello", "--top-p", "0"], "top_p"),
+        (["hello", "--max-tokens", "0"], "max_tokens"),
+        (["hello", "--min-tokens", "9", "--max-tokens", "3"], "min_tokens"),
+        (["hello", "--seed", "-1"], "seed"),
+        (["hello", "--nodes", "9999"], "num_draft_tokens"),
+        (["hello", "--dtype", "int3"], "dtype"),
+        (["hello", "--device", "abacus"], "device"),
+        (["hello", "--stop", ""], "stop"),
+        (["hello", "--drafter", "no-such-drafter"], "no-such-drafter"),
+        (["hello", "--target", "no-such-model"], "no-such-model"),
+        (["hello", "--target", "/no/such.gguf"], "/no/such.gguf"),
+        (["hello", "--max-context", "100000"], "max_context"),
+        (["hello", "--raw", "--system", "hi"], "--system"),
+        (["hello", "--speculative-config", "{"], "--speculative-config"),
+        (["hello", "--speculative-config", "[1]"], "--speculative-config"),
+        (["hello", "--speculative-config", '{"method": "eagle3"}'], "eagle3"),
+        (["hello", "--speculative-config", '{"model": "ngram"}', "-d", "off"], "drafter"),
+        (["hello", "--speculative-token-map", "x"], "--speculative-token-map"),
+        (["hello", "--speculative-typo", "x"], "--speculative-typo"),
+        (["hello", "--speculative-num-steps"], "--speculative-num-steps"),
+        (["hello", "--speculative-num-steps", "3", "--depth", "4"], "--depth"),
+        (["hello", "--speculative-num-draft-tokens", "4", "-n3"], "--nodes"),
+        (["hello", "--no-such-flag"], "--no-such-flag"),
+        (["hello", "--max-tokens", "many"], "--max-tokens"),
+        ([""], "prompt"),
+        (["   "], "prompt"),
+        ([], "prompt"),
+        (["bad\udcff"], "valid Unicode"),
+    ],
+    ids=lambda v: " ".join(v)[:40] if isinstance(v, list) else "",
+)
+def test_a_mistake_is_one_line_with_its_name_and_code_2(
+    capsys: Capsys, tiny_model: Path, words: list[str], named: str
+) -> None:
+    target = [] if "--target" in words else ["--target", str(tiny_model)]
+    ran = furcate(capsys, "generate", *words, *target)
+    assert ran.code == 2
+    assert named in ran.err
+    assert "Traceback" not in ran.err
+    assert ran.out == ""
+
+
+def test_input_that_is_not_utf8_is_refused(capsys: Capsys, tiny_model: Path) -> None:
+    ran = furcate(capsys, "generate", "-", "--target", str(tiny_model), stdin=b"ab\xff")
+    assert ran.code == 2
+    assert "not UTF-8 at byte 2" in ran.err
+
+
+def test_a_prompt_beyond_the_context_is_refused(capsys: Capsys, tiny_model: Path) -> None:
+    ran = furcate(capsys, "generate", "hello " * 600, "--target", str(tiny_model))
+    assert ran.code == 2
+    assert "512" in ran.err

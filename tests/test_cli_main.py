@@ -1,0 +1,97 @@
+"""The command itself: versions, help, codes, interruptions, faults of our own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from cli_runs import furcate
+
+import furcate as package
+from furcate.cli import generate as command
+from furcate.cli.main import app
+from furcate.errors import StorageFailed
+
+Capsys = pytest.CaptureFixture[str]
+
+
+def test_the_version_is_the_packages(capsys: Capsys) -> None:
+    ran = furcate(capsys, "--version")
+    assert (ran.code, ran.out) == (0, f"furcate {package.__version__}\n")
+
+
+@pytest.mark.parametrize("name", ["generate", "chat", "bench", "models"])
+def test_every_command_has_help(capsys: Capsys, name: str) -> None:
+    ran = furcate(capsys, name, "--help")
+    assert ran.code == 0
+    assert "Usage" in ran.out
+
+
+def test_help_says_that_the_bonus_is_counted(capsys: Capsys) -> None:
+    assert "tokens per round (bonus included)" in furcate(capsys, "bench", "--help").out
+
+
+def test_an_unknown_command_is_the_users_mistake(capsys: Capsys) -> None:
+    ran = furcate(capsys, "genrate")
+    assert ran.code == 2
+    assert "genrate" in ran.err
+
+
+def _failing(error: BaseException) -> object:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (StorageFailed("disk full", field="cache"), 1, "error: cache: disk full"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (ZeroDivisionError("oops"), 1, "internal error: ZeroDivisionError: oops"),
+    ],
+)
+def test_every_failure_ends_in_a_clean_line(
+    capsys: Capsys, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, said: str
+) -> None:
+    monkeypatch.setattr(command, "load_engine", _failing(error))
+    ran = furcate(capsys, "generate", "hi")
+    assert ran.code == code
+    assert said in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_a_fault_of_ours_shows_its_place_on_request(
+    capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "load_engine", _failing(ZeroDivisionError("oops")))
+    assert "--traceback" in furcate(capsys, "generate", "hi").err
+    assert "Traceback" in furcate(capsys, "--traceback", "generate", "hi").err
+    assert "Traceback" in furcate(capsys, "generate", "hi", "--traceback").err
+
+
+@pytest.mark.parametrize("words", [["--help"], ["models", "--json"], ["generate", "--help"]])
+def test_light_commands_do_not_load_torch(words: list[str]) -> None:
+    script = (
+        "import sys; from furcate.cli.main import run; "
+        f"code = run({words!r}); assert 'torch' not in sys.modules; sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_flag_has_help() -> None:
+    from typer.main import get_command
+
+    root = get_command(app)
+    told = [
+        (name, parameter.name, getattr(parameter, "help", None))
+        for name, sub in root.commands.items()  # type: ignore[attr-defined]
+        for parameter in sub.params
+    ]
+    assert len(told) > 40
+    assert [(name, flag) for name, flag, text in told if not text] == []
