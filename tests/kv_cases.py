@@ -50,7 +50,13 @@ class Layout:
 
 
 def layout(
-    seed: int, lengths: Sequence[int], rows: int, page_size: int, *, vocab: int = 50, full: bool = False
+    seed: int,
+    lengths: Sequence[int],
+    rows: int,
+    page_size: int,
+    *,
+    vocab: int = 50,
+    full: bool = False,
 ) -> Layout:
     """Random trees of `rows` rows, pads among them unless `full`; tables in random order."""
     rng = random.Random(seed)

@@ -77,7 +77,7 @@ def test_forced_preemptions_change_no_token(drafter: str) -> None:
     assert sum(output.stats.preemptions for output in outputs) >= 40, "120 with three drafters"
 
 
-@pytest.mark.parametrize("drafter", ["off", "any"])
+@pytest.mark.parametrize("drafter", ["off", "any", "model"])
 def test_requests_that_fight_for_pages_give_way_and_come_back(drafter: str) -> None:
     asked = fighters(12, seed=17)
     streams = streams_of(asked)

@@ -184,3 +184,19 @@ def test_an_unfinished_prompt_is_nobodys_to_share() -> None:
         for _ in range(3):
             engine.step()
         assert engine.built.scheduler.book.prefixes.held == 0
+
+
+def rounds_of(engine: Engine, prompt: list[int]) -> list[int]:
+    """Rounds of two greedy answers to one prompt, drafted by the target itself."""
+    asked = params(temperature=0, max_tokens=25, n=2)
+    return [c.stats.rounds for c in engine.collect(engine.submit(prompt, asked)).choices]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_a_drafters_own_keys_come_back_with_the_pages(chunk: int) -> None:
+    first = prompt_of(37)
+    second = [*first, *judged(first, params(temperature=0, max_tokens=25)), *prompt_of(9, seed=2)]
+    with tiny_engine("model", draft={"topk": 1}, prefill_chunk=chunk) as engine:
+        assert rounds_of(engine, first) == [5, 5], "five tokens a round: it is always right"
+        assert rounds_of(engine, second) == [5, 5]
+        assert rounds_of(engine, first) == [5, 5]

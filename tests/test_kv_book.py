@@ -317,6 +317,21 @@ def test_a_lone_request_gets_its_pages_whatever_is_remembered(
     assert book.available() == count
 
 
+def test_a_page_is_not_evictable_while_somebody_reads_one_below_it() -> None:
+    """The reader scored the same beginning for himself: its first page is not the one kept."""
+    book, memory = book_of(6, 4)
+    text = [1, 2, 3, 4, 5, 6, 7, 8]
+    reader, cached = book.open([*text, 0])
+    book.reserve(reader, cached, 9)
+    memory.write(reader, text, "", 0, 8)
+    first = remembered(book, memory, text[:4])
+    book.prefixes.publish(text, reader.numbers)
+    assert book.pool.holders(first[0]) == 1
+    assert (book.prefixes.held, book.prefixes.evictable()) == (2, 0)
+    book.close(reader)
+    assert book.prefixes.evictable() == 2
+
+
 def test_pages_that_others_still_read_are_not_taken_from_them() -> None:
     book, memory = book_of(2, 4)
     remembered(book, memory, [1, 2, 3, 4, 5, 6])
@@ -337,6 +352,16 @@ def test_a_pool_hands_out_each_page_once() -> None:
     pool.hold(taken[:1])
     pool.give(taken)
     assert (pool.free, pool.shared(taken[0]), pool.holders(taken[0])) == (4, False, 1)
+
+
+def test_pages_that_come_back_are_handed_out_in_order() -> None:
+    """Pages that follow one another are read without gathering."""
+    pool = PagePool(9)
+    first, second = pool.take(4), pool.take(3)
+    pool.give(first)
+    assert pool.take(3) == [1, 2, 3]
+    pool.give(second[::-1])
+    assert pool.take(6) == [4, 5, 6, 7, 8, 9]
 
 
 def test_a_page_cannot_be_given_back_twice_or_shared_when_free() -> None:

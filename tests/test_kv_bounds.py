@@ -204,17 +204,19 @@ def test_one_requests_broken_numbers_do_not_reach_another(together: bool) -> Non
     token = 7
     cursed.embedding[token] = NAN
     sane = [t for t in range(3, VOCAB) if t != token]
-    prompts = [[sane[0], token, *sane[1:60]], sane[5:40]]
+    good, bad = sane[5:40], [sane[0], token, *sane[1:60]]
     guess = Adversary([], "single", vocab=7)  # its few nodes leave most rows to pads
     with tiny_engine(guess, target=cursed, max_batch=4) as engine:
         params = GREEDY.model_copy(update={"max_tokens": 8})
         if together:
-            names = [engine.submit(prompt, params) for prompt in prompts]
-            broken, fine = (engine.collect(name) for name in names)
-        else:  # the second one gets the pages of the first
-            broken, fine = (engine.collect(engine.submit(prompt, params)) for prompt in prompts)
+            name = engine.submit(good, params)
+            engine.step()
+            broken = engine.collect(engine.submit(bad, params))
+            fine = engine.collect(name)
+        else:  # the good one gets the pages of the bad one
+            broken, fine = (engine.collect(engine.submit(p, params)) for p in (bad, good))
     with tiny_engine("off", target=cursed) as alone:
-        want = alone.collect(alone.submit(prompts[1], params))
+        want = alone.collect(alone.submit(good, params))
     assert broken.finish_reason == "error"
     assert fine.finish_reason == "length"
     assert fine.token_ids == want.token_ids

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import tempfile
 from collections.abc import Sequence
 from functools import cache
@@ -16,7 +17,8 @@ from torch import Tensor
 from furcate.config import DraftOptions, EngineOptions, SamplingParams
 from furcate.drafters.adversary import Adversary
 from furcate.drafters.base import Drafter
-from furcate.engine.build import build
+from furcate.drafters.model import ModelDrafter, Room
+from furcate.engine.build import DEFAULT_KV_TOKENS, build
 from furcate.engine.engine import Engine
 from furcate.engine.naive import naive
 from furcate.engine.outputs import Output
@@ -110,15 +112,16 @@ def tiny_engine(
     **options: Any,
 ) -> Engine:
     """An engine that drafts in every round whatever that costs; `draft` changes those options."""
-    return Engine(
-        build(
-            decoder() if target is None else target,
-            tokenizer(),
-            drafter,
-            EngineOptions(**options),
-            DraftOptions(**{**DRAFT, **(draft or {})}),
-        )
-    )
+    asked, how = EngineOptions(**options), DraftOptions(**{**DRAFT, **(draft or {})})
+    guess = _model_drafter(asked, how) if drafter == "model" else drafter
+    return Engine(build(decoder() if target is None else target, tokenizer(), guess, asked, how))
+
+
+def _model_drafter(asked: EngineOptions, how: DraftOptions) -> ModelDrafter:
+    """The target as its own drafter, with keys of its own: often right."""
+    pages = -(-(asked.kv_tokens or DEFAULT_KV_TOKENS) // asked.page_size)
+    room = Room(asked.max_batch, pages, asked.page_size, VOCAB, torch.device("cpu"))
+    return ModelDrafter(decoder(), how, room)
 
 
 def twins(streams: Sequence[Sequence[int]]) -> Adversary:
@@ -133,22 +136,24 @@ def ids(text: str) -> list[int]:
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
     """A random prompt over few tokens, so that its suffixes recur."""
-    rng = torch.Generator().manual_seed(seed)
-    few = torch.randint(3, VOCAB, (6,), generator=rng)
-    return few[torch.randint(0, 6, (length,), generator=rng)].tolist()
+    rng = random.Random(seed)
+    few = rng.sample(range(3, VOCAB - 3), 6)
+    return rng.choices(few, k=length)
 
 
-def judged(
-    prompt: Sequence[int], params: SamplingParams, target: Any = None, context: int = 4096
-) -> list[int]:
+def judged(prompt: Sequence[int], params: SamplingParams, context: int = 4096) -> list[int]:
     """What the slow loop answers; stop strings excluded."""
     room = context - len(prompt)
     most = room if params.max_tokens is None else min(room, params.max_tokens)
+    asked = params.model_copy(update={"max_tokens": most, "n": 1})
+    return list(_judged(tuple(prompt), asked.model_dump_json()))
+
+
+@cache
+def _judged(prompt: tuple[int, ...], asked: str) -> tuple[int, ...]:
+    params = SamplingParams.model_validate_json(asked)
     eos = () if params.ignore_eos else (EOS,)
-    asked = params.model_copy(update={"max_tokens": most})
-    return naive(
-        decoder() if target is None else target, prompt, asked, (*eos, *params.stop_token_ids)
-    )
+    return tuple(naive(decoder(), prompt, params, (*eos, *params.stop_token_ids)))
 
 
 def finished(engine: Engine, asked: Sequence[str]) -> list[Output]:

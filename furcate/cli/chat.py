@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +17,9 @@ from furcate.cli.options import DraftFlags, Quiet, SamplingFlags, TargetFlags
 from furcate.cli.show import err, print_json, print_text, stats_json, stats_line
 from furcate.config import SamplingParams
 from furcate.errors import BadFile, UserError
+
+with suppress(ImportError):  # not on every system; where it is, `input` edits lines with it
+    import readline  # noqa: F401
 
 if TYPE_CHECKING:
     from furcate.engine.engine import Engine
@@ -159,6 +162,8 @@ def _lines(*, silent: bool) -> Iterator[str]:
         try:
             line = input("> " if asking else "")
         except EOFError:
+            if asking:
+                print_text("\n")
             return
         except KeyboardInterrupt:
             if not asking:

@@ -47,11 +47,20 @@ class ShowFlags:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plain:
-    """What plain decoding said, and where it parts from the answer."""
+class _Beside:
+    """The answer beside plain decoding.
 
-    output: Output
+    Speeds are those of a second run of both: the first one also allocates and learns what rounds
+    cost.
+    """
+
     parting: Parting | None
+    speed: float  # tokens per second with drafting
+    plain_speed: float
+
+    @property
+    def ratio(self) -> float:
+        return self.speed / self.plain_speed if self.plain_speed else 0.0
 
 
 def generate(
@@ -66,11 +75,11 @@ def generate(
     with load_engine(target, draft, max_batch=1) as engine:
         prompt = _encoded(engine, ask, text)
         output = answered(engine, prompt, params, aloud=not show.as_json)
-        plain = _plainly(engine, output, params) if show.compare else None
+        beside = _compared(engine, output, params) if show.compare else None
     if show.as_json:
-        print_json(_record(output, plain))
-    elif plain is not None:
-        _tell(output, plain)
+        print_json(_record(output, beside))
+    elif beside is not None:
+        _tell(output, beside)
     elif not show.quiet:
         err().print(f"{stats_line(output.stats)} · seed {output.seed}", style="dim")
 
@@ -122,16 +131,19 @@ def _encoded(engine: Engine, ask: PromptFlags, text: str) -> list[int]:
     )
 
 
-def _plainly(engine: Engine, output: Output, params: SamplingParams) -> _Plain:
+def _compared(engine: Engine, output: Output, params: SamplingParams) -> _Beside:
     """The same prompt and seed without drafting, by the same weights."""
     compare = compare_module()
+    prompt = list(output.prompt_token_ids)
     seeded = params.model_copy(update={"seed": output.seed})
     with err().status("decoding plainly, to compare ..."), compare.plain_twin(engine) as twin:
-        plain = answered(twin, list(output.prompt_token_ids), seeded, aloud=False)
-        return _Plain(plain, compare.parting(engine, output, plain, seeded))
+        plain = answered(twin, prompt, seeded, aloud=False)
+        part = compare.parting(engine, output, plain, seeded)
+        again = [answered(one, prompt, seeded, aloud=False) for one in (engine, twin)]
+        return _Beside(part, *(one.stats.tokens_per_second for one in again))
 
 
-def _record(output: Output, plain: _Plain | None) -> dict[str, Any]:
+def _record(output: Output, beside: _Beside | None) -> dict[str, Any]:
     record = {
         "text": output.text,
         "token_ids": list(output.token_ids),
@@ -141,33 +153,28 @@ def _record(output: Output, plain: _Plain | None) -> dict[str, Any]:
         "prompt_tokens": len(output.prompt_token_ids),
         "stats": stats_json(output.stats),
     }
-    if plain is None:
+    if beside is None:
         return record
-    part = plain.parting
+    part = beside.parting
     return record | {
         "identical": part is None,
         "difference": None if part is None else bench_module().parting_json(part),
-        "baseline_tokens_per_second": plain.output.stats.tokens_per_second,
-        "speedup": _ratio(output, plain.output),
+        "tokens_per_second": beside.speed,
+        "baseline_tokens_per_second": beside.plain_speed,
+        "speedup": beside.ratio,
     }
 
 
-def _tell(output: Output, plain: _Plain) -> None:
+def _tell(output: Output, beside: _Beside) -> None:
     """The end of `--compare`: equal or not, tokens per round, both speeds."""
-    stats, baseline = output.stats, plain.output.stats
-    part = plain.parting
+    part = beside.parting
     print_text(f"\nidentical to plain decoding: {'yes' if part is None else 'no'}\n")
     if part is not None:
         reason = "a rounding tie" if part.tie else "not a rounding tie: please report this"
         print_text(f"first difference: token {part.index}, gap {part.gap:.1e}, {reason}\n")
     print_text(
-        f"tokens per round (bonus included): {stats.tokens_per_round:.2f}\n"
-        f"with drafting: {stats.tokens_per_second:.1f} tokens/s\n"
-        f"plain: {baseline.tokens_per_second:.1f} tokens/s\n"
-        f"speedup: {_ratio(output, plain.output):.2f}\n"
+        f"tokens per round (bonus included): {output.stats.tokens_per_round:.2f}\n"
+        f"with drafting: {beside.speed:.1f} tokens/s\n"
+        f"plain: {beside.plain_speed:.1f} tokens/s\n"
+        f"speedup: {beside.ratio:.2f}\n"
     )
-
-
-def _ratio(output: Output, plain: Output) -> float:
-    baseline = plain.stats.tokens_per_second
-    return output.stats.tokens_per_second / baseline if baseline else 0.0

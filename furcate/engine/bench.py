@@ -17,7 +17,7 @@ from furcate.engine.prompts import Message, PromptLine
 
 __all__ = ["Answered", "Bench", "Side", "parting_json", "report", "summary"]
 
-WARM_TOKENS = 8
+WARM_TOKENS = 32
 
 
 @dataclass(slots=True)

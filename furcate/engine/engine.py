@@ -85,7 +85,8 @@ class Engine:
         prompts = [self.encode(one) for one in (prompt if many else [prompt])]
         ids: list[str] = []
         try:
-            ids.extend(self.submit(one, params) for one in prompts)
+            for one in prompts:
+                ids.append(self.submit(one, params))
             outputs = [self.collect(request_id) for request_id in ids]
         except BaseException:
             for request_id in ids:

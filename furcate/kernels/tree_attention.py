@@ -20,7 +20,7 @@ SCRATCH = 0  # slot of the scratch page: reads as finite numbers, is nobody's
 class Columns:
     """Where the rows of one pass are written and what each of them sees."""
 
-    write_T: Tensor  # int64, slot of each row; pads write to the scratch page
+    write_T: Tensor  # int64, slot of each row; pads write to the scratch page, or behind the tree
     read_BS: Tensor  # int64, slot of each column; columns out of use read the scratch page
     bias_BRS: Tensor  # float, 0 where row r sees column s, -inf elsewhere
     run: slice | None = None  # the slots themselves, where they follow one another: no gathering
@@ -42,7 +42,9 @@ class Places:
     length_B: Tensor  # int64, cached tokens L; row r goes to position L + r of the request
     page_size: int
     columns: int  # S, at least the longest L + live
-    run: int | None = None  # first slot of the one request whose pages follow one another
+    # first slot of the one request whose pages follow one another; then S is at most L + R, and
+    # all of these places must be the request's own
+    run: int | None = None
 
 
 def lay_out(places: Places, end_BR: Tensor, live_B: Tensor, dtype: torch.dtype) -> Columns:
@@ -57,7 +59,9 @@ def lay_out(places: Places, end_BR: Tensor, live_B: Tensor, dtype: torch.dtype) 
     rows = end_BR.shape[1]
     r_R = torch.arange(rows, device=end_BR.device)
     c_S = torch.arange(places.columns, device=end_BR.device)
-    row_at_BR = torch.where(r_R < live_B1, length_B1 + r_R, -1)
+    row_at_BR = length_B1 + r_R
+    if places.run is None:  # in a run pads write behind the tree: all that is read there is new
+        row_at_BR = torch.where(r_R < live_B1, row_at_BR, -1)
     col_at_BS = torch.where(c_S < length_B1 + live_B1, c_S, -1)
 
     c_BS = (c_S - length_B1).clamp(-1, rows - 1)  # tree column, -1 in the prefix

@@ -10,6 +10,8 @@ from furcate.kv.prefix import PrefixIndex
 
 __all__ = ["PageBook", "Pages"]
 
+STRETCHES = 32  # what is kept for later is given up in so many parts
+
 
 @dataclass(slots=True)
 class Pages:
@@ -92,7 +94,8 @@ class PageBook:
             return True
         if short > self.prefixes.evictable():
             return False
-        self.prefixes.evict(short)
+        # in stretches, so that the pages that come free follow one another
+        self.prefixes.evict(max(short, self.prefixes.held // STRETCHES))
         return True
 
     def _only_remembered(self, pages: list[int]) -> set[int]:

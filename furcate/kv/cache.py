@@ -5,9 +5,11 @@ Legend: B requests, R rows, T = B * R flat rows, L layers, S slots, K key/value 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,10 +43,9 @@ class PagedCache:
         slots = (shape.pages + 1) * shape.page_size
         size = (shape.layers, slots, shape.kv_heads, shape.head_dim)
         self.shape = shape
-        # zeros and not empty: a page that was never written must read as finite numbers, and
-        # untouched zero pages cost no memory on the CPU
-        self.k_LSKD = torch.zeros(size, dtype=dtype, device=device)
-        self.v_LSKD = torch.zeros(size, dtype=dtype, device=device)
+        # zeros and not empty: a page that was never written must read as finite numbers
+        self.k_LSKD = _zeros(size, dtype, device)
+        self.v_LSKD = _zeros(size, dtype, device)
 
     def attend(self, columns: Columns) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
         """The decoder's way to attend in this pass: write the rows' keys, then look at all seen."""
@@ -71,3 +72,12 @@ class PagedCache:
         new = slice(target * size, (target + 1) * size)
         for pool in (self.k_LSKD, self.v_LSKD):
             pool[:, new] = pool[:, old]
+
+
+def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that cost no memory on the CPU until they are written."""
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    # numpy asks the system for zero pages, where torch.zeros would write every one of them
+    count = math.prod(size) * dtype.itemsize
+    return torch.from_numpy(np.zeros(count, dtype=np.uint8)).view(dtype).view(size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 
 from furcate.errors import OutOfPages
@@ -17,7 +18,7 @@ class PagePool:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._free = list(range(count, 0, -1))
+        self._free = list(range(1, count + 1))  # a heap
         self._holders = [0] * (count + 1)
 
     @property
@@ -26,10 +27,14 @@ class PagePool:
         return len(self._free)
 
     def take(self, wanted: int) -> list[int]:
-        """`wanted` pages, each held once; raises OutOfPages and takes none if there are fewer."""
+        """The `wanted` lowest free pages in order, each held once.
+
+        Lowest first, since pages that follow one another are read without gathering. Raises
+        OutOfPages and takes none if there are fewer.
+        """
         if wanted > len(self._free):
             raise self.too_few(wanted)
-        taken = [self._free.pop() for _ in range(wanted)]
+        taken = [heapq.heappop(self._free) for _ in range(wanted)]
         for page in taken:
             self._holders[page] = 1
         return taken
@@ -53,7 +58,7 @@ class PagePool:
             assert self._holders[page] > 0, f"page {page} was given back twice"
             self._holders[page] -= 1
             if self._holders[page] == 0:
-                self._free.append(page)
+                heapq.heappush(self._free, page)
 
     def shared(self, page: int) -> bool:
         """Whether more than one owner holds the page, so that writing needs a copy first."""

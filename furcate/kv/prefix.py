@@ -6,6 +6,7 @@ pages on it hold, so an entry is valid for exactly the prompts that begin with t
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -50,6 +51,7 @@ class PrefixIndex:
         self._clock += 1
         pages: list[int] = []
         matched = 0
+        tail: _Entry | None = None
         entry = self._roots.get(salt)
         while entry is not None:
             entry.used = self._clock
@@ -61,11 +63,13 @@ class PrefixIndex:
                 if step is not None:
                     step.used = self._clock
                     pages.append(step.page)
+                tail = step if step is not None and common == len(step.tokens) else None
                 break
             pages.append(step.page)
             matched += len(rest)
             entry = step if len(rest) == self._size else None
         self._pool.hold(pages)
+        self._hand_over(tail)
         return Match(tuple(pages), matched)
 
     def publish(self, tokens: Sequence[int], pages: Sequence[int], salt: str = "") -> None:
@@ -88,14 +92,16 @@ class PrefixIndex:
 
     def evict(self, wanted: int) -> int:
         """Give back up to `wanted` pages that only the index holds, oldest first; how many."""
+        leaves = [_by_age(entry) for entry in self._entries() if self._is_spare(entry)]
+        heapq.heapify(leaves)
         freed = 0
-        while freed < wanted:
-            leaves = [leaf for leaf in self._leaves() if self._pool.holders(leaf.page) == 1]
-            if not leaves:
-                return freed
-            for leaf in sorted(leaves, key=lambda e: e.used)[: wanted - freed]:
-                self._drop(leaf)
-                freed += 1
+        while leaves and freed < wanted:
+            leaf = heapq.heappop(leaves)[-1]
+            above = leaf.above
+            self._drop(leaf)
+            freed += 1
+            if above is not None and self._is_spare(above):
+                heapq.heappush(leaves, _by_age(above))
         return freed
 
     def forget(self, pages: Collection[int]) -> None:
@@ -139,8 +145,19 @@ class PrefixIndex:
         self._pool.give([leaf.page])
         self.held -= 1
 
-    def _leaves(self) -> list[_Entry]:
-        return [entry for entry in self._entries() if not entry.below]
+    def _hand_over(self, tail: _Entry | None) -> None:
+        """A last page that the index alone kept goes to the prompt that continues it.
+
+        It will be written to at once: this way it need not be copied, and the prompt's pages go
+        on following one another. The prompt publishes it again, filled further.
+        """
+        if tail is not None and not tail.below and self._pool.holders(tail.page) == 2:
+            self._drop(tail)
+
+    def _is_spare(self, entry: _Entry) -> bool:
+        """Whether nothing goes on from the entry and nobody but the index holds its page."""
+        inner = entry.above is not None
+        return inner and not entry.below and self._pool.holders(entry.page) == 1
 
     def _entries(self) -> list[_Entry]:
         """All entries, each after the one above it."""
@@ -150,6 +167,11 @@ class PrefixIndex:
         for entry in found:  # grows while it is walked
             found.extend(entry.below.values())
         return found
+
+
+def _by_age(entry: _Entry) -> tuple[int, int, _Entry]:
+    """Sorts the least recently used first; pages tell entries of one age apart."""
+    return entry.used, -entry.page, entry
 
 
 def _closest(entry: _Entry, rest: tuple[int, ...]) -> tuple[_Entry | None, int]:
