@@ -85,6 +85,13 @@ def test_where_nodes_cost_more_than_they_bring_nothing_is_drafted() -> None:
     assert budget.rows(NEEDS, [[0.9, 0.8, 0.7]]) == 1
 
 
+def test_of_equal_rates_the_smallest_round_is_taken() -> None:
+    budget, _ = budget_of(float)
+    assert budget.rows(NEEDS, [[1.0]]) == 1
+    budget, _ = budget_of(lambda rows: (1.0, 1.0, 2.0, 4.0)[rows.bit_length()] * 0.75)
+    assert budget.rows(NEEDS, [[1.0, 1.0, 1.0]]) == 1
+
+
 def test_sizes_that_cannot_pay_are_never_measured() -> None:
     budget, probe = budget_of(lambda rows: 1.0 + 0.01 * rows)
     assert budget.rows(NEEDS, [[0.5]]) == 2

@@ -152,11 +152,16 @@ def test_without_reuse_nothing_outlives_a_request(scored: list[int]) -> None:
         assert (book.prefixes.held, book.pool.free) == (0, book.pool.count)
 
 
-def test_without_reuse_two_requests_at_once_do_not_share() -> None:
+def test_without_reuse_not_even_requests_at_the_same_time_share() -> None:
     prompt = prompt_of(50)
     with tiny_engine("off", reuse_prefix=False) as engine:
-        outputs = finished(engine, [engine.submit(prompt, params(), salt="a") for _ in range(2)])
-    assert [output.stats.reused_tokens for output in outputs] == [0, 0]
+        first = engine.submit(prompt, params(n=2), salt="a")
+        for _ in range(4):
+            engine.step()
+        assert engine.built.scheduler.book.prefixes.held > 0, "the first one's answers share"
+        second = engine.submit(prompt, params(), salt="a")
+        outputs = finished(engine, [first, second])
+    assert outputs[1].stats.reused_tokens == 0
 
 
 @pytest.mark.parametrize("steps", range(12))
