@@ -125,6 +125,8 @@ def _as_bad_request(err: ValidationError, kind: type[BaseModel]) -> BadRequest:
     field = ".".join(str(part) for part in first["loc"]) or kind.__name__
     if first["type"] == "extra_forbidden":
         known = ", ".join(sorted(kind.model_fields))
-        return BadRequest("unknown option", field=field, value=first["input"], hint=f"known: {known}")
+        return BadRequest(
+            "unknown option", field=field, value=first["input"], hint=f"known: {known}"
+        )
     what = first["msg"].removeprefix("Value error, ")
     return BadRequest(what, field=field, value=first["input"] if first["loc"] else None)

@@ -1,15 +1,15 @@
 """Everything that can go wrong, as one tree; each error names the field, the value and what to do.
 
-    FurcateError
-    ├── UserError              the caller can mend it                       exit code 2, HTTP 400
-    │   ├── BadRequest         an option or prompt out of range or unknown
-    │   ├── BadFile            a file is missing, truncated, misshapen or not what it claims to be
-    │   └── Unsupported        understood, but not something furcate does
-    ├── Busy                   no room now; the same call may succeed later exit code 1, HTTP 429
-    │   └── OutOfPages         the paged KV cache is full
-    ├── FetchFailed            a download did not finish                    exit code 1
-    ├── StorageFailed          a file could not be written (disk full, ...)  exit code 1
-    └── RequestFailed          one request met an error; the others go on   exit code 1, HTTP 500
+FurcateError
+├── UserError              the caller can mend it                       exit code 2, HTTP 400
+│   ├── BadRequest         an option or prompt out of range or unknown
+│   ├── BadFile            a file is missing, truncated, misshapen or not what it claims to be
+│   └── Unsupported        understood, but not something furcate does
+├── Busy                   no room now; the same call may succeed later exit code 1, HTTP 429
+│   └── OutOfPages         the paged KV cache is full
+├── FetchFailed            a download did not finish                    exit code 1
+├── StorageFailed          a file could not be written (disk full, ...)  exit code 1
+└── RequestFailed          one request met an error; the others go on   exit code 1, HTTP 500
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from furcate.drafters.adversary import SHAPES, Adversary
 from drafter_views import CPU, TINY, paths_of, tiny_decoder, view_of
 
 from furcate.config import DraftOptions
+from furcate.drafters.adversary import SHAPES, Adversary
 from furcate.drafters.make import Setting, make_drafter
 from furcate.drafters.ngram import NgramDrafter
 from furcate.drafters.off import OffDrafter

@@ -66,7 +66,12 @@ def test_forced_preemptions_change_no_token(drafter: str) -> None:
     asked, rng = fighters(10, seed=17), random.Random(2)
     streams = streams_of(asked)
     guess = Adversary(streams, "any", vocab=VOCAB) if drafter == "any" else drafter
-    with tiny_engine(guess, max_batch=6, prefill_chunk=16, draft={"num_draft_tokens": 4}) as engine:
+    with tiny_engine(
+        guess,
+        max_batch=6,
+        prefill_chunk=16,
+        draft=None if guess == "off" else {"num_draft_tokens": 4},
+    ) as engine:
         before = engine.built.scheduler.book.pool.free
         names = [engine.submit(*ask) for ask in asked]
         while engine.step():

@@ -16,7 +16,15 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from furcate.kernels.draft import Draft
-from furcate.kernels.tree_attention import SCRATCH, Columns, Keys, Places, lay_out, tree_attention
+from furcate.kernels.tree_attention import (
+    SCRATCH,
+    Columns,
+    Keys,
+    Places,
+    lay_out,
+    packed,
+    tree_attention,
+)
 from furcate.kv.cache import CacheShape, PagedCache
 
 # float64: as asked for; float32: about twice the worst (9.1e-7) of 2,000 random passes
@@ -47,12 +55,15 @@ class Pass:
         places = Places(where.table_BP, where.length_B, where.page_size, columns, run)
         return lay_out(places, where.draft.end_BR, where.draft.live_B, self.dtype)
 
+    def seen(self, columns: Columns) -> Columns:
+        return packed(columns, self.q_THD.shape[1] // self.k_TKD.shape[1])
+
     def run(self) -> Tensor:
         """Write the rows' keys and attend: [B, R, H, D]."""
         columns = self.columns()
         self.pool.k_SKD.index_copy_(0, columns.write_T, self.k_TKD)
         self.pool.v_SKD.index_copy_(0, columns.write_T, self.v_TKD)
-        out_THD = tree_attention(self.q_THD, self.pool, columns)
+        out_THD = tree_attention(self.q_THD, self.pool, self.seen(columns))
         return out_THD.view(*self.where.draft.tokens_BR.shape, *out_THD.shape[1:])
 
     def naive(self, b: int) -> Tensor:
@@ -163,7 +174,7 @@ def test_a_poisoned_column_does_leak_where_it_is_read() -> None:
     unused = [s for s in range(hidden.shape[1]) if s >= last]
     assert unused, "request 0 must be the shorter one"
     hidden[0, unused[0]] = free_slot
-    leaked = tree_attention(case.q_THD, case.pool, replace(columns, read_BS=hidden))
+    leaked = tree_attention(case.q_THD, case.pool, case.seen(replace(columns, read_BS=hidden)))
     assert leaked.isnan().any()
 
 
@@ -236,7 +247,7 @@ def test_the_passes_never_ask_the_device() -> None:
         places = Places(fake(where.table_BP), fake(where.length_B), where.page_size, columns)
         laid = lay_out(places, fake(draft.end_BR), fake(draft.live_B), torch.float64)
         pool = Keys(fake(case.pool.k_SKD), fake(case.pool.v_SKD))
-        out_THD = tree_attention(fake(case.q_THD), pool, laid)
+        out_THD = tree_attention(fake(case.q_THD), pool, case.seen(laid))
     assert out_THD.shape == case.q_THD.shape
 
 
@@ -260,7 +271,7 @@ def test_a_broken_request_does_not_poison_the_scratch_page() -> None:
     cache = PagedCache(shape, torch.float64, torch.device("cpu"))
     case = random_pass(where, torch.float64, 0)
     case.k_TKD[:12], case.v_TKD[:12] = NAN, NAN
-    attend = cache.attend(case.columns())
+    attend = cache.attend(case.columns(), case.q_THD.shape[1])
     for _ in range(2):  # the second pass finds what the first one left behind
         out_BRHD = attend(0, case.q_THD, case.k_TKD, case.v_TKD).view(2, 12, 4, 8)
         assert out_BRHD[1].isfinite().all()

@@ -73,10 +73,12 @@ salts = st.sampled_from(["", "", "other"])
 class BookMachine(RuleBasedStateMachine):
     turns = Bundle("turns")
 
-    @initialize(count=st.integers(1, 12), page_size=st.sampled_from([1, 2, 3, 4]))
-    def start(self, count: int, page_size: int) -> None:
+    @initialize(
+        count=st.integers(1, 12), page_size=st.sampled_from([1, 2, 3, 4]), in_runs=st.booleans()
+    )
+    def start(self, count: int, page_size: int, in_runs: bool) -> None:
         self.memory = Memory(count, page_size)
-        self.book = PageBook(count, page_size, self.memory.copy_page)
+        self.book = PageBook(count, page_size, self.memory.copy_page, in_runs=in_runs)
         self.open: list[Turn] = []
 
     def reserved(self, turn: Turn, end: int) -> bool:
@@ -98,7 +100,7 @@ class BookMachine(RuleBasedStateMachine):
 
     @rule(target=turns, text=texts, salt=salts)
     def admit(self, text: list[int], salt: str) -> object:
-        pages, cached = self.book.open(text, salt)
+        pages, cached = self.book.open(text, salt, alone=not self.open)
         turn = Turn(salt, text, pages, cached)
         assert cached < len(text)
         assert self.memory.wrong(pages, text, salt, cached) == []
@@ -325,11 +327,42 @@ def test_a_page_is_not_evictable_while_somebody_reads_one_below_it() -> None:
     book.reserve(reader, cached, 9)
     memory.write(reader, text, "", 0, 8)
     first = remembered(book, memory, text[:4])
+    other, _ = book.open([*text[:4], 9])  # whoever reads the kept page keeps it from a swap
     book.prefixes.publish(text, reader.numbers)
+    book.close(other)
     assert book.pool.holders(first[0]) == 1
     assert (book.prefixes.held, book.prefixes.evictable()) == (2, 0)
     book.close(reader)
     assert book.prefixes.evictable() == 2
+
+
+def test_of_the_same_tokens_twice_the_page_that_others_follow_is_kept() -> None:
+    book, memory = book_of(6, 4)
+    text = [1, 2, 3, 4, 5, 6, 7, 8]
+    longer, _ = book.open([*text, 0])
+    book.reserve(longer, 0, 9)
+    memory.write(longer, text, "", 0, 8)
+    mine = list(longer.numbers)
+    first = remembered(book, memory, text[:4])
+    book.close(longer, text)
+    assert book.pool.holders(first[0]) == 0
+    again, cached = book.open([*text, 0])
+    assert (again.numbers, cached) == (mine[:2], 8)
+    assert memory.wrong(again, text, "", 8) == []
+
+
+def test_a_short_shared_beginning_is_copied_where_that_keeps_pages_in_a_row() -> None:
+    memory = Memory(12, 4)
+    book = PageBook(12, 4, memory.copy_page, in_runs=True)
+    old = remembered(book, memory, [1, 2, 3, 4, 5, 6, 7, 8])
+    pages, cached = book.open([1, 2, 3, 4, 9, 9, 9, 9, 9], alone=True)
+    book.reserve(pages, cached, 9)
+    assert cached == 4
+    assert pages.numbers == list(range(pages.numbers[0], pages.numbers[0] + 3))
+    assert pages.numbers[0] not in old
+    assert memory.wrong(pages, [1, 2, 3, 4], "", 4) == []
+    book.close(pages)
+    assert book.available() == 12
 
 
 def test_pages_that_others_still_read_are_not_taken_from_them() -> None:

@@ -112,7 +112,7 @@ def tiny_engine(
     **options: Any,
 ) -> Engine:
     """An engine that drafts in every round whatever that costs; `draft` changes those options."""
-    asked, how = EngineOptions(**options), DraftOptions(**{**DRAFT, **(draft or {})})
+    asked, how = EngineOptions(**options), DraftOptions(**_fitting(drafter, draft))
     guess = _model_drafter(asked, how) if drafter == "model" else drafter
     return Engine(build(decoder() if target is None else target, tokenizer(), guess, asked, how))
 
@@ -122,6 +122,10 @@ def _model_drafter(asked: EngineOptions, how: DraftOptions) -> ModelDrafter:
     pages = -(-(asked.kv_tokens or DEFAULT_KV_TOKENS) // asked.page_size)
     room = Room(asked.max_batch, pages, asked.page_size, VOCAB, torch.device("cpu"))
     return ModelDrafter(decoder(), how, room)
+
+
+def _fitting(drafter: str | Drafter, draft: dict[str, Any] | None) -> dict[str, Any]:
+    return draft or {} if drafter == "off" else {**DRAFT, **(draft or {})}
 
 
 def twins(streams: Sequence[Sequence[int]]) -> Adversary:

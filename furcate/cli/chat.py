@@ -109,31 +109,31 @@ class Talk:
         except UserError as reason:
             err().print(f"error: {reason}; /reset starts afresh")
             return
-        text, answer = self._answer(request_id)
-        self.messages = [*asked, {"role": "assistant", "content": text}]
-        if answer is None:
+        answer = self._answer(request_id)
+        assert answer is not None
+        self.messages = [*asked, {"role": "assistant", "content": answer.text}]
+        if answer.finish_reason == "abort":
             err().print("(stopped)", style="dim")
-            return
         self.answers.append(answer)
         if answer.error is not None:
             err().print(f"error: {answer.error}")
         if not self.flags.quiet and not self.flags.as_json:
             err().print(f"{stats_line(answer.stats)}\n", style="dim")
 
-    def _answer(self, request_id: str) -> tuple[str, Choice | None]:
-        """The text, shown as it grows; the whole answer, None if it was stopped."""
-        text, answer = "", None
+    def _answer(self, request_id: str) -> Choice | None:
+        """The answer, shown as it grows; as far as it came if it was stopped."""
+        answer = None
         with _interrupts() as interrupts:
             while not interrupts and answer is None:
                 piece = self.engine.next_piece(request_id)
                 assert piece is not None, "an answer ends with a piece that holds all of it"
-                text, answer = text + piece.text, piece.choice
+                answer = piece.choice
                 if not self.flags.as_json:
                     print_text(piece.text)
-        self.engine.abort(request_id)  # gives back what is held; a finished one holds nothing
+        stopped = self.engine.abort(request_id)
         if not self.flags.as_json:
             print_text("\n")
-        return text, answer
+        return stopped.choices[0] if answer is None and stopped is not None else answer
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from furcate.text.tokenizer import Tokenizer, load_tokenizer
 __all__ = ["NAMES", "Setting", "make_drafter"]
 
 NAMES = ("off", "ngram")
+LOOKUP = ("prompt_lookup_max", "prompt_lookup_min")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ def make_drafter(which: str | Path, setting: Setting) -> Drafter:
     `num_draft_tokens` 0 means that nothing is ever drafted. Raises BadRequest for a model whose
     vocabulary is not the target's, and what `resolve` and `load_decoder` raise.
     """
+    _check_honoured(which, setting.options)
     if which == "off" or setting.options.num_draft_tokens == 0:
         return OffDrafter()
     device = setting.target.device
@@ -61,6 +63,26 @@ def room_of(setting: Setting) -> Room:
         vocab=setting.target.spec.vocab_size,
         device=setting.target.device,
     )
+
+
+def _check_honoured(which: str | Path, options: DraftOptions) -> None:
+    """An option that this drafter would ignore is refused by name."""
+    asked = {name for name in LOOKUP if getattr(options, name) != _default(name)}
+    if which == "off":
+        asked |= {name for name in ("depth", "topk") if getattr(options, name) is not None}
+        asked |= {"num_draft_tokens"} if options.num_draft_tokens else set()
+    if asked and which != "ngram":
+        name = min(asked)
+        raise BadRequest(
+            f"means nothing to the drafter {str(which)!r}",
+            field=name,
+            value=getattr(options, name),
+            hint="leave it out, or use the drafter 'ngram'",
+        )
+
+
+def _default(name: str) -> object:
+    return DraftOptions.model_fields[name].default
 
 
 def _check_same_tokens(which: str | Path, drafter: Tokenizer, target: Tokenizer) -> None:

@@ -179,7 +179,8 @@ class ModelDrafter:
     def _hidden(self, tokens_BR: Tensor, position_BR: Tensor, columns: Columns) -> Tensor:
         # a target may know more tokens than the drafter; those read as its last one
         known_T = tokens_BR.flatten().clamp_max(self.decoder.spec.vocab_size - 1)
-        hidden_TC: Tensor = self.decoder(known_T, position_BR.flatten(), self.cache.attend(columns))
+        attend = self.cache.attend(columns, self.decoder.spec.num_heads)
+        hidden_TC: Tensor = self.decoder(known_T, position_BR.flatten(), attend)
         return hidden_TC.view(*tokens_BR.shape, -1)
 
     def _logits(self, hidden_BRC: Tensor, law: Law) -> Tensor:

@@ -64,10 +64,13 @@ class Answer:
         last = tokens[-1]
         return self._taken(len(tokens), shown, "stop", None if last in self._eos else last)
 
-    def end(self, reason: str) -> Taken:
-        """End the answer where it stands, for a reason of the host's."""
+    def end(self, reason: str, after: Taken | None = None) -> Taken:
+        """End the answer where it stands, for a reason of the host's; `after` is not yet shown."""
         step = self._read(self._words.flush())
-        return self._taken(0, step.text + self._stops.flush(), reason)
+        last = self._taken(0, step.text + self._stops.flush(), reason)
+        if after is None:
+            return last
+        return Taken(after.tokens, after.text + last.text, reason)
 
     def _read(self, text: str) -> StopStep:
         """The part of new text that may be shown; stop strings wait for min_tokens."""

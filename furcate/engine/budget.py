@@ -1,4 +1,4 @@
-"""How many rows the next round gets: measured cost against expected gain; one row is plain decoding."""
+"""How many rows the next round gets: measured cost against expected gain; one row is plain."""
 
 from __future__ import annotations
 

@@ -89,7 +89,12 @@ def build(
         ),
         decoder.device,
     )
-    book = PageBook(pages, options.page_size, _copier(cache, guess))
+    book = PageBook(
+        pages,
+        options.page_size,
+        _copier(cache, guess),
+        in_runs=decoder.device.type == "cpu",  # whose attention reads a run in place
+    )
     return Built(
         tokenizer=tokenizer,
         options=options,
@@ -139,7 +144,7 @@ def dtype_of(name: str, device: torch.device) -> torch.dtype:
 
 
 def _context(options: EngineOptions, trained: int) -> int:
-    """Most tokens of a request: as asked, else what the model was trained for and the pool holds."""
+    """Most tokens of a request: as asked, else what training and the pool allow."""
     asked = options.max_context
     if asked is not None and asked > trained:
         raise BadRequest(

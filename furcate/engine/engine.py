@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import Any, Self, overload
 
 from furcate.config import DraftOptions, EngineOptions, SamplingParams
-from furcate.engine.build import Built, build, load
+from furcate.engine.build import Built, load
 from furcate.engine.loop import Loop
-from furcate.engine.outputs import Choice, Output, Piece
+from furcate.engine.outputs import Output, Piece
 from furcate.engine.request import Request
 from furcate.errors import BadRequest
 
@@ -68,9 +68,7 @@ class Engine:
     def generate(self, prompt: str, params: SamplingParams | None = None) -> Output: ...
 
     @overload
-    def generate(
-        self, prompt: list[Message], params: SamplingParams | None = None
-    ) -> Output: ...
+    def generate(self, prompt: list[Message], params: SamplingParams | None = None) -> Output: ...
 
     @overload
     def generate(self, prompt: list[str], params: SamplingParams | None = None) -> list[Output]: ...
@@ -115,7 +113,7 @@ class Engine:
             self.abort(request_id)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt: text as a user's turn where there is a chat template, or messages."""
+        """Token ids of a prompt: messages, or text as a user's turn where there is a template."""
         if not isinstance(prompt, str):
             return self.tokenizer.chat_ids(prompt)
         if not prompt:
@@ -142,7 +140,7 @@ class Engine:
             return request_id
 
     def next_piece(self, request_id: str) -> Piece | None:
-        """The next piece of a request, advancing all requests until there is one; None at its end."""
+        """The next piece of a request, advancing everybody until there is one; None at its end."""
         with self._lock:
             mail = self._mail.get(request_id)
             if mail is None:
@@ -162,17 +160,22 @@ class Engine:
                 raise BadRequest("no such open request", field="request_id", value=request_id)
             while self.next_piece(request_id) is not None:
                 pass
-            ask = requests[0].ask
-            choices = tuple(_done(request) for request in requests)
-            return Output(request_id, ask.prompt, ask.seed, choices)
+            return _output(requests)
 
-    def abort(self, request_id: str) -> None:
-        """End a request wherever it stands and give back what it holds; unknown ids are done ones."""
+    def abort(self, request_id: str) -> Output | None:
+        """End a request wherever it stands, give back what it holds, return what it had so far.
+
+        None for a request that is not open: it is done already.
+        """
         with self._lock:
-            for request in self._open.get(request_id, []):
+            requests = self._open.get(request_id)
+            if requests is None:
+                return None
+            for request in requests:
                 if request.choice is None:
-                    self._mail[request_id].append(self._loop.abort(request))
+                    self._loop.abort(request)
             self._forget(request_id)
+            return _output(requests)
 
     def step(self) -> bool:
         """Advance all requests once; whether anybody is still at work."""
@@ -183,15 +186,21 @@ class Engine:
     def close(self) -> None:
         """Abort what is open and let go of the weights and the cache."""
         with self._lock:
+            if self._closed:
+                return
             for request_id in list(self._open):
                 self.abort(request_id)
             self._closed = True
+            del self._loop, self.built
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        err: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -206,6 +215,7 @@ class Engine:
         self._open.pop(request_id, None)
 
 
-def _done(request: Request) -> Choice:
-    assert request.choice is not None
-    return request.choice
+def _output(requests: list[Request]) -> Output:
+    ask = requests[0].ask
+    choices = tuple(request.choice for request in requests if request.choice is not None)
+    return Output(ask.request_id, ask.prompt, ask.seed, choices)

@@ -1,4 +1,4 @@
-"""The loop around the round: admit, score prompts in chunks, play a round, deliver what it emitted."""
+"""The loop around the round: admit, score prompts in chunks, play a round, deliver the tokens."""
 
 from __future__ import annotations
 
@@ -84,7 +84,9 @@ class Loop:
         needs = needs_of([request.ask.params], self.limits.vocab)
         if chunk.end > chunk.start:
             view = state.view(slot_B, chunk.end, needs)
-            rows = chain(view.tokens_BW[:, chunk.start :], self._on_device([chunk.end - chunk.start]))
+            rows = chain(
+                view.tokens_BW[:, chunk.start :], self._on_device([chunk.end - chunk.start])
+            )
             self.round.prefill(view, rows, Span(chunk.end, self._run_of([request])))
             request.cached = chunk.end
             state.length_C[request.slot] = chunk.end
@@ -117,16 +119,17 @@ class Loop:
         stats = request.stats
         stats.rounds += 1
         stats.decode_seconds += seconds
-        if emitted.broken_B[b]:
-            request.cached = 0  # its keys may be broken too: nobody may continue from them
-            return self._deliver(request, [], self._answers[request].end("error"), BROKEN)
         tokens = emitted.tokens_BD[b, : int(emitted.count_B[b])].tolist()
         accepted = int(emitted.accepted_B[b])
         stats.drafted += int(emitted.drafted_B[b])
         stats.accepted += accepted
         stats.off_likeliest_path += accepted >= 3 and bool(emitted.strayed_B[b])
         stats.saw(accepted, bool(emitted.offered_B[b]))
-        taken = self._answers[request].take(tokens, Finish(int(emitted.finish_B[b])))
+        answer = self._answers[request]
+        taken = answer.take(tokens, Finish(int(emitted.finish_B[b])))
+        broken = taken.finish_reason is None and bool(emitted.broken_B[b])
+        if broken:
+            taken = answer.end("error", after=taken)
         kept = tokens[: taken.tokens]
         stats.tokens += len(kept)
         request.cached += len(kept)
@@ -134,7 +137,9 @@ class Loop:
         request.gains = emitted.gain_BN[b].tolist()
         if request.ask.params.logprobs:
             request.logprobs.extend(_logprobs_of(emitted, b, kept, request.ask.params))
-        return self._deliver(request, kept, taken)
+        if broken:
+            request.cached = 0  # its keys may be broken too: nobody may continue from them
+        return self._deliver(request, kept, taken, BROKEN if broken else None)
 
     def _deliver(
         self, request: Request, tokens: list[int], taken: Taken, error: str | None = None
@@ -180,7 +185,8 @@ class Loop:
         asked = [r.ask.params for r in players if r.ask.params.logprobs]
         top = {p.logprobs_mode: 0 for p in asked}
         for p in asked:
-            top[p.logprobs_mode] = max(top[p.logprobs_mode], p.top_logprobs)
+            most = min(p.top_logprobs, self.limits.vocab)
+            top[p.logprobs_mode] = max(top[p.logprobs_mode], most)
         return Batch(
             slot_B=self._on_device([request.slot for request in players]),
             allowance_B=self._on_device([rows] * len(players)),

@@ -49,7 +49,7 @@ class Stats:
 
     @property
     def conditional_acceptance_by_depth(self) -> list[float]:
-        """Of the rounds that offered a child at depth d + 1 below the accepted path: share accepted."""
+        """Share accepted of the rounds that offered a child at depth d + 1 of the path."""
         return [a / o for a, o in zip(self.accepted_by_depth, self.offered_by_depth, strict=True)]
 
     @property

@@ -142,4 +142,3 @@ class Round:
         self.state.commit(view, cut.verdict, cut.finish_B)
         if slot_BR.shape[1] > 1:
             self.target.cache.move(slot_BR, cut.verdict)
-

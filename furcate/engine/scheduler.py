@@ -69,7 +69,7 @@ class Scheduler:
 
     def share_prompt(self, request: Request) -> None:
         """Let the other answers to the same prompt find its pages now that they are filled."""
-        if request.ask.params.n > 1:
+        if request.ask.params.n > 1 and request.index == 0:
             scored = request.tokens[: request.cached]
             self.book.prefixes.publish(scored, request.pages.numbers, request.ask.salt)
 
@@ -112,7 +112,7 @@ class Scheduler:
 
     def _open(self, request: Request) -> bool:
         """Pages for all tokens of `request` and one round of one row, or nothing."""
-        pages, cached = self.book.open(request.tokens, request.ask.salt)
+        pages, cached = self.book.open(request.tokens, request.ask.salt, alone=not self.running)
         try:
             self.book.reserve(pages, cached, request.committed)
         except OutOfPages:
@@ -122,7 +122,8 @@ class Scheduler:
             self.book.close(pages)
             return False
         request.pages, request.cached = pages, cached
-        request.stats.reused_tokens += cached
+        if not request.stats.preemptions:  # who comes back finds its own pages
+            request.stats.reused_tokens += cached
         return True
 
     def _reserve_all(self, players: list[Request], rows: int) -> bool:

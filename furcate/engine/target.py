@@ -60,9 +60,8 @@ class Target:
         dtype = self.cache.k_LSKD.dtype
         layout = lay_out(places, draft.end_BR, draft.live_B, dtype)
         position_BR = view.length_B[:, None] + draft.depth_BR
-        hidden_TC = self.decoder(
-            draft.tokens_BR.flatten(), position_BR.flatten(), self.cache.attend(layout)
-        )
+        attend = self.cache.attend(layout, self.decoder.spec.num_heads)
+        hidden_TC = self.decoder(draft.tokens_BR.flatten(), position_BR.flatten(), attend)
         return hidden_TC, layout
 
 

@@ -36,7 +36,9 @@ def select(proposal: Proposal, root_B: Tensor, rows: int, allowance_B: Tensor) -
         tokens=torch.cat([root_B[:, None], proposal.tokens_BP.gather(1, kept_BN)], 1),
         depth=_with_root(torch.where(alive_BN, proposal.depth_BP.gather(1, kept_BN), 0), 0),
         value=_with_root(torch.where(alive_BN, value_BN, -torch.inf), 0.0),
-        tag=None if tag is None else _with_root(torch.where(alive_BN, tag.gather(1, kept_BN), -1), -1),
+        tag=None
+        if tag is None
+        else _with_root(torch.where(alive_BN, tag.gather(1, kept_BN), -1), -1),
     )
     draft = Draft(
         tokens_BR=old.tokens.gather(1, order_BR),

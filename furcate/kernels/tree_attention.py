@@ -6,12 +6,12 @@ D head size, T = B * R flat rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-__all__ = ["SCRATCH", "Columns", "Keys", "Places", "lay_out", "tree_attention"]
+__all__ = ["SCRATCH", "Columns", "Keys", "Places", "lay_out", "packed", "tree_attention"]
 
 SCRATCH = 0  # slot of the scratch page: reads as finite numbers, is nobody's
 
@@ -81,24 +81,34 @@ def lay_out(places: Places, end_BR: Tensor, live_B: Tensor, dtype: torch.dtype) 
     )
 
 
-def tree_attention(q_THD: Tensor, keys: Keys, columns: Columns) -> Tensor:
-    """Attention of every row over the columns it sees: [T, H, D].
+def packed(columns: Columns, group: int) -> Columns:
+    """`columns` for query heads that share a key head, `group` of them packed as rows of it.
 
-    The torch reference and the CPU path. The query heads that share a key head are packed as
-    rows of it, so that each key is read once.
+    Done once a pass, not once a layer.
     """
-    batch, rows, width = columns.bias_BRS.shape
-    heads, size = q_THD.shape[1:]
-    kv = keys.k_SKD.shape[1]
-    group = heads // kv
+    return replace(columns, bias_BRS=columns.bias_BRS.repeat(1, group, 1))
+
+
+def tree_attention(q_THD: Tensor, keys: Keys, columns: Columns) -> Tensor:
+    """Attention of every row over the columns it sees, [T, H, D]; `columns` are `packed`.
+
+    The torch reference and the CPU path. Each key is read once for all query heads that share it.
+    """
+    batch, packed_rows, width = columns.bias_BRS.shape
+    kv, size = keys.k_SKD.shape[1:]
+    group = q_THD.shape[1] // kv
+    rows = packed_rows // group
     k_BKSD = _read(keys.k_SKD, columns).view(batch, width, kv, size).transpose(1, 2)
     v_BKSD = _read(keys.v_SKD, columns).view(batch, width, kv, size).transpose(1, 2)
-    q_BKGD = q_THD.view(batch, rows, kv, group, size).permute(0, 2, 3, 1, 4)
-    q_BKGD = q_BKGD.reshape(batch, kv, group * rows, size)
-    bias = columns.bias_BRS[:, None].repeat(1, 1, group, 1) if group > 1 else columns.bias_BRS[:, None]
-    out = torch.nn.functional.scaled_dot_product_attention(q_BKGD, k_BKSD, v_BKSD, attn_mask=bias)
-    out = out.view(batch, kv, group, rows, size).permute(0, 3, 1, 2, 4)
-    return out.reshape(batch * rows, heads, size)
+    q_BKGRD = q_THD.view(batch, rows, kv, group, size).permute(0, 2, 3, 1, 4)
+    out_BKGD = torch.nn.functional.scaled_dot_product_attention(
+        q_BKGRD.reshape(batch, kv, packed_rows, size),
+        k_BKSD,
+        v_BKSD,
+        attn_mask=columns.bias_BRS[:, None],
+    )
+    out_BRKGD = out_BKGD.view(batch, kv, group, rows, size).permute(0, 3, 1, 2, 4)
+    return out_BRKGD.reshape(batch * rows, kv * group, size)
 
 
 def _read(pool_SKD: Tensor, columns: Columns) -> Tensor:

@@ -10,6 +10,7 @@ from furcate.kv.prefix import PrefixIndex
 
 __all__ = ["PageBook", "Pages"]
 
+SHORT = 16  # pages that are copied rather than shared, at the most
 STRETCHES = 32  # what is kept for later is given up in so many parts
 
 
@@ -21,13 +22,25 @@ class Pages:
 
 
 class PageBook:
-    """Reserves, shares and returns pages; the only owner of the pool and of the prefix index."""
+    """Reserves, shares and returns pages; the only owner of the pool and of the prefix index.
 
-    def __init__(self, count: int, page_size: int, copy_page: Callable[[int, int], None]) -> None:
+    With `in_runs` the keys of a request that runs alone are read in place if its pages follow one
+    another; a short beginning found from an earlier prompt is then copied rather than shared.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        page_size: int,
+        copy_page: Callable[[int, int], None],
+        *,
+        in_runs: bool = False,
+    ) -> None:
         self.page_size = page_size
         self.pool = PagePool(count)
         self.prefixes = PrefixIndex(self.pool, page_size)
         self._copy = copy_page
+        self._in_runs = in_runs
 
     def available(self) -> int:
         """Pages free now or after giving up finished turns."""
@@ -62,13 +75,20 @@ class PageBook:
             pages.numbers[i] = page
         pages.numbers.extend(fresh)
 
-    def open(self, tokens: Sequence[int], salt: str = "") -> tuple[Pages, int]:
+    def open(
+        self, tokens: Sequence[int], salt: str = "", *, alone: bool = False
+    ) -> tuple[Pages, int]:
         """Pages for a prompt, and how many of its tokens are cached already.
+
+        `alone`: nobody else is at work, so the pages are worth having in a row.
 
         The last token is never taken from the cache: it is the root of the first round.
         """
-        match = self.prefixes.find(tokens[:-1], salt)
-        return Pages(list(match.pages)), match.tokens
+        match = self.prefixes.find(tokens[:-1], salt, take_over=alone)
+        pages = Pages(list(match.pages))
+        if alone and self._in_runs and 0 < len(pages.numbers) <= SHORT:
+            self._move_to_a_run(pages)
+        return pages, match.tokens
 
     def fork(self, pages: Pages) -> Pages:
         """The same pages for one more request, none of them copied yet."""
@@ -86,6 +106,16 @@ class PageBook:
         self.prefixes.publish(tokens, pages.numbers, salt)
         self.pool.give(pages.numbers)
         pages.numbers.clear()
+
+    def _move_to_a_run(self, pages: Pages) -> None:
+        """Copy pages that the next free one does not follow to where it does."""
+        old = pages.numbers
+        if self.pool.next == old[-1] + 1 or not self._make_room(len(old)):
+            return
+        pages.numbers = self.pool.take(len(old))
+        for source, target in zip(old, pages.numbers, strict=True):
+            self._copy(source, target)
+        self.pool.give(old)
 
     def _make_room(self, wanted: int) -> bool:
         """Free `wanted` pages, giving up finished turns; where there are fewer, change nothing."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from furcate.kernels.draft import Verdict
 from furcate.kernels.kv_move import move_path
-from furcate.kernels.tree_attention import SCRATCH, Columns, Keys, tree_attention
+from furcate.kernels.tree_attention import SCRATCH, Columns, Keys, packed, tree_attention
 
 __all__ = ["CacheShape", "PagedCache"]
 
@@ -47,8 +47,13 @@ class PagedCache:
         self.k_LSKD = _zeros(size, dtype, device)
         self.v_LSKD = _zeros(size, dtype, device)
 
-    def attend(self, columns: Columns) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
-        """The decoder's way to attend in this pass: write the rows' keys, then look at all seen."""
+    def attend(
+        self, columns: Columns, heads: int
+    ) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
+        """How a decoder of `heads` query heads attends in this pass: write the rows' keys, then
+        look at all that each row sees."""
+
+        seen = packed(columns, heads // self.shape.kv_heads)
 
         def attend(layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
             keys = Keys(self.k_LSKD[layer], self.v_LSKD[layer])
@@ -57,7 +62,7 @@ class PagedCache:
             # the pads of a request whose keys are NaN have written here, and all requests read it
             keys.k_SKD[SCRATCH].zero_()
             keys.v_SKD[SCRATCH].zero_()
-            return tree_attention(q_THD, keys, columns)
+            return tree_attention(q_THD, keys, seen)
 
         return attend
 

@@ -26,6 +26,11 @@ class PagePool:
         """Pages nobody holds."""
         return len(self._free)
 
+    @property
+    def next(self) -> int | None:
+        """The page that would be taken first."""
+        return self._free[0] if self._free else None
+
     def take(self, wanted: int) -> list[int]:
         """The `wanted` lowest free pages in order, each held once.
 

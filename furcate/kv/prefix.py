@@ -46,8 +46,11 @@ class PrefixIndex:
         self._clock = 0
         self.held = 0
 
-    def find(self, tokens: Sequence[int], salt: str = "") -> Match:
-        """The longest published beginning of `tokens`; the caller holds its pages from now on."""
+    def find(self, tokens: Sequence[int], salt: str = "", *, take_over: bool = False) -> Match:
+        """The longest published beginning of `tokens`; the caller holds its pages from now on.
+
+        With `take_over` a last page that only the index kept is the caller's alone.
+        """
         self._clock += 1
         pages: list[int] = []
         matched = 0
@@ -69,7 +72,8 @@ class PrefixIndex:
             matched += len(rest)
             entry = step if len(rest) == self._size else None
         self._pool.hold(pages)
-        self._hand_over(tail)
+        if take_over:
+            self._hand_over(tail)
         return Match(tuple(pages), matched)
 
     def publish(self, tokens: Sequence[int], pages: Sequence[int], salt: str = "") -> None:
@@ -87,6 +91,14 @@ class PrefixIndex:
                 self._pool.hold([page])
                 self.held += 1
                 known = entry.below[part] = _Entry(part, page, entry)
+            elif (
+                known.page != (page := pages[start // self._size])
+                and self._pool.holders(known.page) == 1
+            ):
+                # the same tokens twice: keep the page that its neighbours follow
+                self._pool.give([known.page])
+                self._pool.hold([page])
+                known.page = page
             known.used = self._clock
             entry = known
 

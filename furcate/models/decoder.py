@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from furcate.errors import BadRequest, Unsupported
-from furcate.models.linear import Linear, can_pack, pack_weight, packed_linear
+from furcate.models.linear import Linear, can_pack, linear, pack_weight
 from furcate.models.rope import Rope, Turn, turn
 from furcate.models.spec import DecoderSpec
 
@@ -150,9 +150,7 @@ class Decoder(nn.Module):
         if self.head is not None:
             scores_TV: Tensor = self.head(hidden_TC)
             return scores_TV
-        if self._packed_head is not None:
-            return packed_linear(hidden_TC, self._packed_head, None)
-        return functional.linear(hidden_TC, self.embedding)
+        return linear(hidden_TC, self.embedding, self._packed_head, None)
 
     @property
     def can_pack(self) -> bool:
@@ -160,10 +158,12 @@ class Decoder(nn.Module):
         return can_pack(self.embedding)
 
     def pack(self) -> None:
-        """Lay the linear weights out for the CPU's matrix units, freeing the plain ones.
+        """Lay copies of the linear weights out for passes of more than a few rows.
 
-        For inference: gradients, dtype and device are fixed from here on. Results stay within
-        float32 rounding. Raises Unsupported where `can_pack` is false.
+        Trees need it: eight rows then cost 1.4 times one row and not 2.3 times (two cores; see
+        docs/LOG.md). It takes the memory of the linear weights once more; results stay within
+        float32 rounding, and dtype and device are fixed from here on. Raises Unsupported where
+        `can_pack` is false.
         """
         if not self.can_pack:
             raise Unsupported(

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["Linear", "can_pack", "pack_weight", "packed_linear"]
+__all__ = ["Linear", "can_pack", "linear", "pack_weight"]
 
 _ROWS_HINT = 8  # the layout is chosen for about as many rows as a small tree has
+_FEW = 2  # rows up to which the plain weight is read faster than the packed one
 
 
 class Linear(nn.Module):
@@ -22,22 +23,25 @@ class Linear(nn.Module):
     def __init__(self, inputs: int, outputs: int, *, bias: bool, like: Tensor) -> None:
         """The weight is uninitialised; dtype and device are those of `like`."""
         super().__init__()
-        self.weight: nn.Parameter | None = nn.Parameter(like.new_empty(outputs, inputs))
+        self.weight = nn.Parameter(like.new_empty(outputs, inputs))
         self.bias = nn.Parameter(like.new_empty(outputs)) if bias else None
         self.packed: Tensor | None = None
 
     def forward(self, x_TI: Tensor) -> Tensor:
-        if self.packed is not None:
-            return packed_linear(x_TI, self.packed, self.bias)
-        assert self.weight is not None
-        return functional.linear(x_TI, self.weight, self.bias)
+        return linear(x_TI, self.weight, self.packed, self.bias)
 
     def pack(self) -> None:
-        """Replace the weight by its packed copy and free the plain one."""
-        if self.weight is None:
-            return
-        self.packed = pack_weight(self.weight.detach())
-        self.weight = None
+        """Lay a copy of the weight out for passes of more than a few rows."""
+        if self.packed is None:
+            self.packed = pack_weight(self.weight.detach())
+
+
+def linear(x_TI: Tensor, weight_OI: Tensor, packed: Tensor | None, bias_O: Tensor | None) -> Tensor:
+    """x Wᵀ + b by the faster of the two layouts for this many rows; `packed` is for inference."""
+    if packed is None or len(x_TI) <= _FEW:
+        return functional.linear(x_TI, weight_OI, bias_O)
+    y_TO: Tensor = torch.ops.mkldnn._linear_pointwise.default(x_TI, packed, bias_O, "none", [], "")
+    return y_TO
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -51,9 +55,3 @@ def pack_weight(weight_OI: Tensor) -> Tensor:
     """A copy of the weight in oneDNN's blocked layout."""
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight_OI, _ROWS_HINT)
     return packed
-
-
-def packed_linear(x_TI: Tensor, packed: Tensor, bias_O: Tensor | None) -> Tensor:
-    """x Wᵀ + b with a weight from `pack_weight`; no gradients."""
-    y_TO: Tensor = torch.ops.mkldnn._linear_pointwise.default(x_TI, packed, bias_O, "none", [], "")
-    return y_TO

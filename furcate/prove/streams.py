@@ -1,4 +1,4 @@
-"""Runs the cells of one sampling law: plain streams first, then every drafter's, held against them."""
+"""Runs the cells of one sampling law: plain streams, and every drafter's held against them."""
 
 from __future__ import annotations
 

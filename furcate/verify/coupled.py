@@ -8,7 +8,7 @@ Legend: B requests, R rows, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ class Verified:
     """A verdict, and what it was decided from."""
 
     verdict: Verdict
-    broken_B: Tensor  # bool, a row on the path had logits that allow no choice
+    broken_B: Tensor  # bool, the verdict ends where a row's logits allow no choice
     processed: Processed
 
 
@@ -35,6 +35,9 @@ def verify(logits_BRV: Tensor, law: Law, rows: Rows) -> Verified:
     processed = process(logits_BRV, law, rows)
     choice = choose(processed)
     verdict = accept(rows.draft, choice.token_BR, rows.depth)
-    # past the path its last row is repeated, so only rows that decide a token count
-    broken_B = torch.gather(choice.broken_BR, 1, verdict.path_BD).any(-1)
-    return Verified(verdict, broken_B, processed)
+    # the tokens before the first broken row are those of plain decoding, which ends there too
+    sound_BD = ~torch.gather(choice.broken_BR, 1, verdict.path_BD)
+    sound_B = sound_BD.long().cumprod(1).sum(1)
+    broken_B = sound_B < verdict.count_B
+    sound = replace(verdict, count_B=torch.minimum(verdict.count_B, sound_B))
+    return Verified(sound, broken_B, processed)

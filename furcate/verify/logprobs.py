@@ -21,7 +21,7 @@ __all__ = ["Logprobs", "processed_logprobs", "raw_logprobs"]
 class Logprobs:
     """One entry per emitted token; entries past the verdict's count have no meaning."""
 
-    chosen_BD: Tensor  # float32, natural logarithm
+    chosen_BD: Tensor  # float32 (float64 for such logits), natural logarithm
     top_id_BDK: Tensor  # int64, likeliest first
     top_BDK: Tensor  # float32
 
@@ -50,7 +50,9 @@ def processed_logprobs(processed: Processed, law: Law, verdict: Verdict, top: in
 
 
 def _logprobs(logits_BDV: Tensor, verdict: Verdict, top: int) -> Logprobs:
-    logprobs_BDV = logits_BDV.float().log_softmax(-1)
+    if logits_BDV.dtype != torch.float64:
+        logits_BDV = logits_BDV.float()
+    logprobs_BDV = logits_BDV.log_softmax(-1)
     chosen_BD = logprobs_BDV.gather(-1, verdict.emitted_BD[:, :, None])[:, :, 0]
     likeliest = logprobs_BDV.topk(top, dim=-1)
     return Logprobs(chosen_BD, likeliest.indices, likeliest.values)
