@@ -107,6 +107,16 @@ def test_without_a_baseline_nothing_is_claimed(capsys: Capsys, words: list[str])
     assert report["identical"] is report["speedup"] is report["baseline_tokens_per_second"] is None
 
 
+def test_only_the_categories_asked_for_are_measured(capsys: Capsys, words: list[str]) -> None:
+    ran = furcate(capsys, *words, "--category", "talk", "--json", "-")
+    report = json.loads(ran.out)
+    assert (report["prompts"], list(report["by_category"])) == (2, ["talk"])
+    ran = furcate(capsys, *words, "--category", "poems")
+    assert ran.code == 2
+    assert "category" in ran.err
+    assert "poems" in ran.err
+
+
 def test_later_turns_follow_the_answers(capsys: Capsys, words: list[str]) -> None:
     ran = furcate(capsys, *words, "--turns", "all", "--json", "-")
     report = json.loads(ran.out)

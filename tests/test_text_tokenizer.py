@@ -20,7 +20,7 @@ from tiny_vocab import (
 )
 
 from furcate.errors import BadFile, BadRequest, Unsupported
-from furcate.text.gguf_header import read_tokenizer_keys
+from furcate.gguf_file import read_gguf
 from furcate.text.tokenizer import Tokenizer, load_tokenizer
 
 PARTS = st.sampled_from(["hello", " w", "  ", "\n", "7", "é", "<|im_end|>", TOOL, "👩‍👩‍👧", "\t"])
@@ -219,7 +219,7 @@ def test_every_cut_of_a_gguf_header_is_refused(tmp_path: Path) -> None:
     for length in [*range(0, 600, 7), *range(600, len(whole), 97), len(whole) - 1]:
         path.write_bytes(whole[:length])
         with pytest.raises(BadFile):
-            read_tokenizer_keys(path)
+            read_gguf(path, strings=True)
 
 
 def test_text_that_is_not_utf8_in_a_gguf_header_is_refused(tmp_path: Path) -> None:
@@ -240,8 +240,8 @@ def test_other_versions_of_gguf_are_refused_by_number(tmp_path: Path) -> None:
 def test_our_header_reader_agrees_with_the_gguf_library(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf")
     theirs = gguf.GGUFReader(path).fields
-    ours = read_tokenizer_keys(path)
-    assert set(ours) == {key for key in theirs if key.startswith("tokenizer.")}
+    ours = read_gguf(path, strings=True).metadata
+    assert set(ours) == {key for key in theirs if not key.startswith("GGUF.")}
     assert all(theirs[key].contents() == value for key, value in ours.items())
 
 

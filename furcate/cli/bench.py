@@ -50,6 +50,9 @@ class BenchFlags:
         Option(help="A JSON object a line, with `prompt`, `messages` or `turns`."),
     ]
     limit: Annotated[int | None, Option(min=1, help="Only the first prompts.")] = None
+    category: Annotated[
+        list[str] | None, Option(help="Only prompts of this category; may be repeated.")
+    ] = None
     turns: Annotated[Turns, Option(help="The first turn alone, or all of them.")] = Turns.FIRST
     batch: Annotated[int, Option(min=1, max=1024, help="Prompts decoded together.")] = 1
     baseline: Annotated[
@@ -69,7 +72,12 @@ def bench(
     if params.seed is None:  # both ways of decoding need the same one
         params = params.model_copy(update={"seed": 0})
     all_turns = flags.turns is Turns.ALL
-    prompts = read_prompts(flags.prompts, limit=flags.limit, all_turns=all_turns)
+    prompts = read_prompts(
+        flags.prompts,
+        limit=flags.limit,
+        all_turns=all_turns,
+        categories=flags.category or (),
+    )
     if flags.as_json not in (None, "-"):
         check_writable(Path(str(flags.as_json)))
     with load_engine(target, draft, max_batch=flags.batch) as engine:

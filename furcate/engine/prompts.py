@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from furcate.errors import BadFile
+from furcate.errors import BadFile, BadRequest
 
 __all__ = ["PromptLine", "read_prompts"]
 
@@ -30,18 +30,29 @@ class PromptLine:
 
 
 def read_prompts(
-    path: Path, *, limit: int | None = None, all_turns: bool = False
+    path: Path,
+    *,
+    limit: int | None = None,
+    all_turns: bool = False,
+    categories: Collection[str] = (),
 ) -> list[PromptLine]:
     """The prompts of a file, at most `limit`; the first turn alone unless `all_turns`.
 
+    `categories`: only prompts of these; empty: all.
+
     Raises:
         BadFile: the file is not there, holds no prompt, or a line is not one; the line is named.
+        BadRequest: no prompt is of a category that was asked for.
     """
     found: list[PromptLine] = []
     for number, text in _lines(path):
         if limit is not None and len(found) == limit:
             break
-        found.append(_parsed(number, text, path, all_turns))
+        prompt = _parsed(number, text, path, all_turns)
+        if not categories or prompt.category in categories:
+            found.append(prompt)
+    if not found and categories:
+        raise BadRequest("no prompt is of it", field="category", value=", ".join(categories))
     if not found:
         raise BadFile("holds no prompts", field="prompts", value=str(path))
     return found

@@ -51,9 +51,8 @@ def lay_out(places: Places, end_BR: Tensor, live_B: Tensor, dtype: torch.dtype) 
     """Slots and visibility for one pass.
 
     Row r of the tree sees the whole prefix [0, L) and the rows j with j <= r < end[j]: its
-    ancestors and itself (`precise_rules` of the layout: one integer per row, no mask is stored
-    on the device path; this reference spells it out). Tree slots [L, L + live) need not begin at
-    a page's border.
+    ancestors and itself. One integer a row is all that a kernel needs; this reference spells the
+    mask out. Tree slots [L, L + live) need not begin at a page's border.
     """
     length_B1, live_B1 = places.length_B[:, None], live_B[:, None]
     rows = end_BR.shape[1]

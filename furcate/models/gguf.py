@@ -13,8 +13,8 @@ from gguf import dequantize
 from torch import Tensor
 
 from furcate.errors import Unsupported
+from furcate.gguf_file import GgufTensor, GgufValue, read_gguf
 from furcate.models.decoder import Decoder
-from furcate.models.gguf_file import GgufTensor, GgufValue, read_gguf
 from furcate.models.gguf_spec import spec_from_gguf
 from furcate.models.spec import DecoderSpec
 from furcate.models.weights import Stored, build

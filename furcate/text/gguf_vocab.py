@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from furcate.errors import BadFile, Unsupported
-from furcate.text.gguf_header import GgufValue, read_tokenizer_keys
+from furcate.gguf_file import GgufValue, read_gguf
 from furcate.text.vocabulary import Vocabulary, begin_with
 
 __all__ = ["load_gguf_vocabulary"]
@@ -103,7 +103,7 @@ def load_gguf_vocabulary(path: Path) -> Vocabulary:
         BadFile: the file is damaged or contradicts itself.
         Unsupported: a kind of tokenizer, or a pre-tokenizer, that cannot be rebuilt exactly.
     """
-    keys = _Keys(path, read_tokenizer_keys(path))
+    keys = _Keys(path, read_gguf(path, strings=True).metadata)
     _refuse_other_kinds(keys)
     pre = _pre_tokenizer(keys)
     tokens = keys.need("ggml.tokens", _strings)

@@ -22,7 +22,7 @@ UNCALIBRATED = Origin("any", "default", "2026-12-01", "assumed")
 class DepthScale:
     """Child weight at one depth: softmax over candidates of (beta * draft_logit / T + g) / sigma.
 
-    Units as in `prototype_heads.md`: T is divided out, so on the scale of processed logits plus
+    T is divided out, so on the scale of processed logits plus
     T * g sigma is multiplied by T. Without coupling g is left out.
     """
 

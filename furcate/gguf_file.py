@@ -12,11 +12,11 @@ from typing import Any
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from furcate.errors import BadFile
+from furcate.errors import BadFile, Unsupported
 
 __all__ = ["GgufFile", "GgufTensor", "GgufValue", "read_gguf"]
 
-GgufValue = str | int | float | bool | tuple[int | float | bool, ...]
+GgufValue = str | int | float | bool | list[str] | list[int | float | bool]
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -42,22 +42,23 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """A header. Arrays of strings, which only vocabularies have, are left out of `metadata`."""
+    """A header. Arrays of strings, which only vocabularies have, are read on request only."""
 
     path: Path
     metadata: Mapping[str, GgufValue]
     tensors: tuple[GgufTensor, ...]
 
 
-def read_gguf(path: Path) -> GgufFile:
-    """The header of a little-endian GGUF file of version 2 or 3.
+def read_gguf(path: Path, *, strings: bool = False) -> GgufFile:
+    """The header of a little-endian GGUF file of version 2 or 3; `strings`: with its vocabulary.
 
-    Raises BadFile, naming the file, if it is anything else or ends before its lengths say.
+    Raises BadFile, naming the file, if it is no such file or ends before its lengths say, and
+    Unsupported for another version.
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _read(_Cursor(data, path))
-    except (OSError, ValueError) as err:  # ValueError: an empty file, or text that is not UTF-8
+            return _read(_Cursor(data, path), strings)
+    except (OSError, ValueError) as err:  # ValueError: an empty file
         raise BadFile(f"cannot be read: {err}", field=str(path), hint=_HINT) from None
 
 
@@ -86,7 +87,11 @@ class _Cursor:
 
     def string(self) -> str:
         begin = self.skip_string()
-        return str(self.data[begin : self.at], encoding="utf-8")
+        raw = self.data[begin : self.at]
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            raise self.bad("holds a string that is not UTF-8", raw[:40]) from None
 
     def skip_string(self) -> int:
         return self.take(self.number("Q"))
@@ -95,31 +100,32 @@ class _Cursor:
         return BadFile(what, field=str(self.path), value=value, hint=_HINT)
 
 
-def _read(cursor: _Cursor) -> GgufFile:
+def _read(cursor: _Cursor, strings: bool) -> GgufFile:
     magic = cursor.data[:4]
     if magic != _MAGIC:
         raise cursor.bad("is not a GGUF file", magic)
     cursor.take(len(_MAGIC))
     version = cursor.number("I")
     if version not in _VERSIONS:
-        raise cursor.bad("must be a little-endian GGUF file of version 2 or 3", version)
+        hint = "versions 2 and 3, little-endian, are read"
+        raise Unsupported("GGUF version", field=str(cursor.path), value=version, hint=hint)
     tensor_count, pair_count = cursor.numbers("Q", 2)
-    metadata = _metadata(cursor, pair_count)
+    metadata = _metadata(cursor, pair_count, strings)
     tensors = [_tensor(cursor) for _ in range(tensor_count)]
     return GgufFile(cursor.path, metadata, _placed(cursor, metadata, tensors))
 
 
-def _metadata(cursor: _Cursor, count: int) -> dict[str, GgufValue]:
+def _metadata(cursor: _Cursor, count: int, strings: bool) -> dict[str, GgufValue]:
     found: dict[str, GgufValue] = {}
     for _ in range(count):
         key = cursor.string()
-        value = _value(cursor, cursor.number("I"))
+        value = _value(cursor, cursor.number("I"), strings)
         if value is not None:
             found[key] = value
     return found
 
 
-def _value(cursor: _Cursor, kind: int) -> GgufValue | None:
+def _value(cursor: _Cursor, kind: int, strings: bool) -> GgufValue | None:
     if kind == _STRING:
         return cursor.string()
     if kind != _ARRAY:
@@ -127,7 +133,9 @@ def _value(cursor: _Cursor, kind: int) -> GgufValue | None:
         return scalar
     of, count = cursor.number("I"), cursor.number("Q")
     if of != _STRING:
-        return cursor.numbers(_code(cursor, of), count)
+        return list(cursor.numbers(_code(cursor, of), count))
+    if strings:
+        return [cursor.string() for _ in range(count)]
     for _ in range(count):
         cursor.skip_string()
     return None
