@@ -70,6 +70,8 @@ class Adversary:
     counts verdicts whose path was not the likeliest one, `accepted` the nodes accepted.
     """
 
+    light = True
+
     def __init__(
         self,
         streams: Sequence[Sequence[int]],

@@ -36,6 +36,7 @@ class Drafter(Protocol):
 
     depth: int  # deepest level it proposes; 0: never proposes
     pool: int  # P, nodes of a proposal
+    light: bool  # proposing costs next to nothing: it is asked after every round
 
     def read(self, view: View, rows: Draft) -> None:
         """The target has scored this chain of committed tokens, from position `view.length` on.

@@ -37,17 +37,21 @@ class Setting:
 def make_drafter(which: str | Path, setting: Setting) -> Drafter:
     """The drafter called `which` (`NAMES`), or one around the model of that name or path.
 
-    `num_draft_tokens` 0 means that nothing is ever drafted. Raises BadRequest for a model whose
-    vocabulary is not the target's, and what `resolve` and `load_decoder` raise.
+    `num_draft_tokens` 0 means that nothing is ever drafted; a model is then looked at, not loaded.
+    Raises BadRequest for a model whose vocabulary is not the target's, and what `resolve` and
+    `load_decoder` raise.
     """
     _check_honoured(which, setting.options)
-    if which == "off" or setting.options.num_draft_tokens == 0:
-        return OffDrafter()
+    nothing = setting.options.num_draft_tokens == 0
     device = setting.target.device
+    if which == "off" or (which == "ngram" and nothing):
+        return OffDrafter()
     if which == "ngram":
         return NgramDrafter(setting.options, capacity=setting.max_batch, device=device)
     path = resolve(which)
     _check_same_tokens(which, load_tokenizer(path), setting.tokenizer)
+    if nothing:
+        return OffDrafter()
     decoder = load_decoder(path, setting.target.dtype, device)
     if decoder.can_pack:
         decoder.pack()
@@ -67,7 +71,7 @@ def room_of(setting: Setting) -> Room:
 
 def _check_honoured(which: str | Path, options: DraftOptions) -> None:
     """An option that this drafter would ignore is refused by name."""
-    asked = {name for name in LOOKUP if getattr(options, name) != _default(name)}
+    asked = options.model_fields_set & set(LOOKUP)
     if which == "off":
         asked |= {name for name in ("depth", "topk") if getattr(options, name) is not None}
         asked |= {"num_draft_tokens"} if options.num_draft_tokens else set()
@@ -79,10 +83,6 @@ def _check_honoured(which: str | Path, options: DraftOptions) -> None:
             value=getattr(options, name),
             hint="leave it out, or use the drafter 'ngram'",
         )
-
-
-def _default(name: str) -> object:
-    return DraftOptions.model_fields[name].default
 
 
 def _check_same_tokens(which: str | Path, drafter: Tokenizer, target: Tokenizer) -> None:

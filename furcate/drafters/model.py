@@ -62,6 +62,8 @@ class ModelDrafter:
         coupling: how its logits predict the target's choice.
     """
 
+    light = False
+
     def __init__(
         self,
         decoder: Decoder,

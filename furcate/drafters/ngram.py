@@ -49,6 +49,8 @@ class NgramDrafter:
         device: where the rates live.
     """
 
+    light = True
+
     def __init__(self, options: DraftOptions, *, capacity: int, device: torch.device) -> None:
         self.depth = DEPTH if options.depth is None else options.depth
         self.matches = MATCHES if options.topk is None else options.topk

@@ -18,6 +18,7 @@ class OffDrafter:
 
     depth = 0
     pool = 1
+    light = True
 
     def read(self, view: View, rows: Draft) -> None:
         """There is no cache to fill."""

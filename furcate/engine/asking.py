@@ -27,6 +27,7 @@ def settle(
     request_id: str, prompt: Sequence[int], params: SamplingParams, limits: Limits, salt: str = ""
 ) -> Ask:
     """The Ask for a prompt; raises BadRequest for whatever the engine cannot honour."""
+    _check_kinds(prompt, params)
     if not prompt:
         raise BadRequest("must hold at least one token", field="prompt", value=list(prompt))
     if len(prompt) >= limits.context:
@@ -51,6 +52,20 @@ def settle(
     wanted = room if params.max_tokens is None else min(params.max_tokens, room)
     seed = secrets.randbits(64) if params.seed is None else params.seed
     return Ask(request_id, tuple(prompt), params, seed, len(prompt) + wanted, stops, salt)
+
+
+def _check_kinds(prompt: object, params: object) -> None:
+    """Token ids must be ints of Python's own: 1.5 or True would pass for one unnoticed."""
+    if not isinstance(params, SamplingParams):
+        how = "pass SamplingParams(...)"
+        raise BadRequest("must be SamplingParams", field="params", value=params, hint=how)
+    hint = "pass a list of ints; a tensor or array has .tolist()"
+    if not isinstance(prompt, Sequence) or isinstance(prompt, str | bytes):
+        raise BadRequest("must be a list of token ids", field="prompt", value=prompt, hint=hint)
+    for token in prompt:
+        if isinstance(token, bool) or not isinstance(token, int):
+            what = "must hold token ids only"
+            raise BadRequest(what, field="prompt", value=token, hint=hint)
 
 
 def _check_ids(field: str, ids: Iterable[int], vocab: int) -> None:

@@ -9,9 +9,11 @@ from itertools import accumulate
 from furcate.tree.cost import pooled_gains
 from furcate.verify.law import Needs
 
-__all__ = ["Budget", "Costs"]
+__all__ = ["Budget", "Costs", "Patience"]
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+VAIN = 2  # drafts in a row that must disappoint before a costly drafter rests
+FIRST_REST, LONGEST_REST = 16, 256  # rounds
 DRIFT = 0.1  # weight of one round in the running ratio of measured to probed cost
 
 
@@ -46,6 +48,35 @@ class Costs:
         if size not in self.seconds:
             self.seconds[size] = self.probe(size)
         return self.seconds[size]
+
+
+@dataclass(slots=True)
+class Patience:
+    """When a drafter that costs something is asked, and for how long it is left alone.
+
+    A few drafts in a row that were not worth scoring, and it rests; twice as long each time, until
+    one pays again. While it rests a round is plain decoding and costs just that.
+    """
+
+    vain: int = 0  # drafts in a row that were not worth scoring
+    rest: int = 0  # rounds until it is asked again
+    length: int = FIRST_REST
+
+    def asks(self) -> bool:
+        """Whether the drafter is to be asked after the round that begins now."""
+        if self.rest:
+            self.rest -= 1
+        return not self.rest
+
+    def note(self, paid: bool) -> None:
+        """Hear whether a draft was worth scoring."""
+        if paid:
+            self.vain, self.length = 0, FIRST_REST
+            return
+        self.vain += 1
+        if self.vain >= VAIN:
+            self.vain, self.rest = 0, self.length
+            self.length = min(2 * self.length, LONGEST_REST)
 
 
 class Budget:

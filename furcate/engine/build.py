@@ -16,7 +16,7 @@ from furcate.engine.round import Round
 from furcate.engine.scheduler import Scheduler
 from furcate.engine.state import State, StateShape
 from furcate.engine.target import Target
-from furcate.errors import BadRequest, Unsupported
+from furcate.errors import BadFile, BadRequest, Unsupported
 from furcate.kv.book import PageBook
 from furcate.kv.cache import CacheShape, PagedCache
 from furcate.models.decoder import Decoder
@@ -65,6 +65,7 @@ def build(
     draft: DraftOptions,
 ) -> Built:
     """An engine's parts around a decoder; `drafter` is a name, a path, or a Drafter itself."""
+    _check_vocabulary(decoder, tokenizer)
     context = _context(options, decoder.spec.max_position)
     pages = -(-_kv_tokens(options, decoder, context) // options.page_size)
     shape = CacheShape(
@@ -103,6 +104,19 @@ def build(
         scheduler=Scheduler(book, options.max_batch, options.prefill_chunk),
         adaptive=draft.adaptive,
     )
+
+
+def _check_vocabulary(decoder: Decoder, tokenizer: Tokenizer) -> None:
+    """Every id of the tokenizer needs a row of the vocabulary matrix; rows to spare are padding."""
+    rows = decoder.spec.vocab_size
+    hint = "take the tokenizer and the weights from one checkpoint"
+    if tokenizer.vocab_size > rows:
+        what = f"the tokenizer has more tokens than the model's {rows}"
+        raise BadFile(what, field="tokenizer.vocab_size", value=tokenizer.vocab_size, hint=hint)
+    for token in tokenizer.eos_ids:
+        if not 0 <= token < rows:
+            what = f"the model has only {rows} tokens"
+            raise BadFile(what, field="eos_token_id", value=token, hint=hint)
 
 
 def _copier(cache: PagedCache, drafter: Drafter) -> Callable[[int, int], None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from furcate.engine.build import Built, load
 from furcate.engine.loop import Loop
 from furcate.engine.outputs import Output, Piece
 from furcate.engine.request import Request
+from furcate.engine.turns import Turns
 from furcate.errors import BadRequest
 
 __all__ = ["Engine", "Message", "Prompt"]
@@ -34,7 +34,7 @@ class Engine:
         self.built = built
         self.tokenizer = built.tokenizer
         self._loop = Loop(built)
-        self._lock = threading.RLock()
+        self._lock = Turns()
         self._mail: dict[str, deque[Piece]] = {}
         self._open: dict[str, list[Request]] = {}
         self._asked = 0
@@ -79,7 +79,9 @@ class Engine:
         A text is a user's turn if the model has a chat template. For another treatment pass
         messages, or token ids to `submit`.
         """
-        many = not isinstance(prompt, str) and all(isinstance(one, str) for one in prompt)
+        many = isinstance(prompt, list) and all(isinstance(one, str) for one in prompt)
+        if many and not prompt:
+            raise BadRequest("must hold at least one prompt", field="prompt", value=prompt)
         prompts = [self.encode(one) for one in (prompt if many else [prompt])]
         ids: list[str] = []
         try:
@@ -105,16 +107,17 @@ class Engine:
         self, prompt: Prompt, params: SamplingParams | None = None
     ) -> AsyncIterator[Piece]:
         """`stream` for asyncio: the loop advances in a thread while the caller's goes on."""
-        request_id = self.submit(self.encode(prompt), params)
+        request_id = await asyncio.to_thread(self.submit, self.encode(prompt), params)
         try:
             while (piece := await asyncio.to_thread(self.next_piece, request_id)) is not None:
                 yield piece
         finally:
-            self.abort(request_id)
+            await asyncio.to_thread(self.abort, request_id)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: messages, or text as a user's turn where there is a template."""
         if not isinstance(prompt, str):
+            _check_messages(prompt)
             return self.tokenizer.chat_ids(prompt)
         if not prompt:
             raise BadRequest("must not be empty", field="prompt", value=prompt)
@@ -133,7 +136,9 @@ class Engine:
             if self._closed:
                 raise BadRequest("the engine is closed", hint="load a new one")
             request_id = f"request-{self._asked}"
-            requests = self._loop.submit(request_id, prompt_ids, params or SamplingParams(), salt)
+            requests = self._loop.submit(
+                request_id, prompt_ids, SamplingParams() if params is None else params, salt
+            )
             self._asked += 1
             self._open[request_id] = requests
             self._mail[request_id] = deque()
@@ -141,26 +146,26 @@ class Engine:
 
     def next_piece(self, request_id: str) -> Piece | None:
         """The next piece of a request, advancing everybody until there is one; None at its end."""
-        with self._lock:
-            mail = self._mail.get(request_id)
-            if mail is None:
-                return None
-            while not mail and any(r.choice is None for r in self._open[request_id]):
+        while True:
+            with self._lock:  # anew for every step, so that others can submit and abort
+                mail = self._mail.get(request_id)
+                if mail is None:
+                    return None
+                if mail:
+                    return mail.popleft()
+                if all(request.choice is not None for request in self._open[request_id]):
+                    self._forget(request_id)
+                    return None
                 self._advance()
-            if mail:
-                return mail.popleft()
-            self._forget(request_id)
-            return None
 
     def collect(self, request_id: str) -> Output:
         """Run a request to its end and return all of it."""
-        with self._lock:
-            requests = self._open.get(request_id)
-            if requests is None:
-                raise BadRequest("no such open request", field="request_id", value=request_id)
-            while self.next_piece(request_id) is not None:
-                pass
-            return _output(requests)
+        requests = self._open.get(request_id)
+        if requests is None:
+            raise BadRequest("no such open request", field="request_id", value=request_id)
+        while self.next_piece(request_id) is not None:
+            pass
+        return _output(requests)
 
     def abort(self, request_id: str) -> Output | None:
         """End a request wherever it stands, give back what it holds, return what it had so far.
@@ -168,18 +173,13 @@ class Engine:
         None for a request that is not open: it is done already.
         """
         with self._lock:
-            requests = self._open.get(request_id)
-            if requests is None:
-                return None
-            for request in requests:
-                if request.choice is None:
-                    self._loop.abort(request)
-            self._forget(request_id)
-            return _output(requests)
+            return self._abort(request_id)
 
     def step(self) -> bool:
         """Advance all requests once; whether anybody is still at work."""
         with self._lock:
+            if self._closed:
+                return False
             self._advance()
             return self._loop.scheduler.busy
 
@@ -189,7 +189,7 @@ class Engine:
             if self._closed:
                 return
             for request_id in list(self._open):
-                self.abort(request_id)
+                self._abort(request_id)
             self._closed = True
             del self._loop, self.built
 
@@ -205,14 +205,34 @@ class Engine:
         self.close()
 
     def _advance(self) -> None:
-        for piece in self._loop.step():
-            mail = self._mail.get(piece.request_id)
-            if mail is not None:
-                mail.append(piece)
+        try:
+            self._loop.step()
+        finally:  # a fault has ended some requests: their readers hear of it
+            for piece in self._loop.drain():
+                if piece.request_id in self._mail:
+                    self._mail[piece.request_id].append(piece)
+
+    def _abort(self, request_id: str) -> Output | None:
+        requests = self._open.get(request_id)
+        if requests is None:
+            return None
+        for request in requests:
+            if request.choice is None:
+                self._loop.abort(request)
+        self._forget(request_id)
+        return _output(requests)
 
     def _forget(self, request_id: str) -> None:
         self._mail.pop(request_id, None)
         self._open.pop(request_id, None)
+
+
+def _check_messages(prompt: object) -> None:
+    if not isinstance(prompt, Sequence) or not all(isinstance(one, Mapping) for one in prompt):
+        what = "must be a text, or a list of messages"
+        raise BadRequest(what, field="prompt", value=prompt)
+    if not prompt:
+        raise BadRequest("must hold at least one message", field="prompt", value=prompt)
 
 
 def _output(requests: list[Request]) -> Output:

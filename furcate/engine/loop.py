@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
 from furcate.config import SamplingParams
 from furcate.engine.answer import Answer, Taken
 from furcate.engine.asking import settle
-from furcate.engine.budget import Budget
+from furcate.engine.budget import Budget, Patience
 from furcate.engine.build import Built
 from furcate.engine.outputs import Choice, Piece, TokenLogprob
 from furcate.engine.request import Phase, Request
@@ -41,7 +43,9 @@ class Loop:
         self._reuse_prefix = built.options.reuse_prefix
         most_nodes = built.round.most_nodes
         self.budget = Budget(self._probe, most_nodes=most_nodes, adaptive=built.adaptive)
+        self.patience = Patience()
         self._answers: dict[Request, Answer] = {}
+        self._outbox: list[Piece] = []
 
     def submit(
         self, request_id: str, prompt: Sequence[int], params: SamplingParams, salt: str = ""
@@ -60,20 +64,47 @@ class Loop:
             self.scheduler.add(request)
         return requests
 
-    def step(self) -> list[Piece]:
-        """Advance everybody once; what may be shown now."""
+    def drain(self) -> list[Piece]:
+        """What may be shown since the last call."""
+        pieces, self._outbox = self._outbox, []
+        return pieces
+
+    def step(self) -> None:
+        """Advance everybody once; `drain` tells what came of it.
+
+        Whatever goes wrong in a pass ends the requests it was for with "error", since device and
+        host may no longer agree on them, and is raised; the others can go on.
+        """
         for request in self.scheduler.admit():
             self.state.admit(request.slot, request)
             self.state.set_pages(request.slot, request.pages.numbers)
             self.round.drafter.forget(request.slot)
+            request.read = request.cached  # pages that are found hold a drafter's keys too
         chunk = self.scheduler.next_chunk()
         if chunk is not None:
-            self._prefill(chunk)
-        return self._decode()
+            with self._ending([chunk.request]):
+                self._prefill(chunk)
+        players = self.scheduler.decoding()
+        if players:
+            with self._ending(players):
+                self._decode(players)
 
-    def abort(self, request: Request) -> Piece:
+    def abort(self, request: Request) -> None:
         """End an answer where it stands; what it has emitted stays valid."""
-        return self._deliver(request, [], self._answers[request].end("abort"))
+        self._deliver(request, [], self._answers[request].end("abort"))
+
+    @contextmanager
+    def _ending(self, requests: list[Request]) -> Iterator[None]:
+        """End these requests if what is done for them fails."""
+        try:
+            yield
+        except BaseException as fault:
+            for request in requests:
+                if request.choice is None:
+                    request.cached = 0  # nobody may continue from its pages
+                    what = f"{type(fault).__name__}: {fault}"
+                    self._deliver(request, [], self._answers[request].end("error"), what)
+            raise
 
     @torch.inference_mode()
     def _prefill(self, chunk: Chunk) -> None:
@@ -88,7 +119,7 @@ class Loop:
                 view.tokens_BW[:, chunk.start :], self._on_device([chunk.end - chunk.start])
             )
             self.round.prefill(view, rows, Span(chunk.end, self._run_of([request])))
-            request.cached = chunk.end
+            request.cached = request.read = chunk.end
             state.length_C[request.slot] = chunk.end
         if chunk.end == request.committed - 1:
             request.phase = Phase.DECODE
@@ -98,23 +129,52 @@ class Loop:
         request.stats.prefill_seconds += time.perf_counter() - began
 
     @torch.inference_mode()
-    def _decode(self) -> list[Piece]:
+    def _decode(self, players: list[Request]) -> None:
         """One round of everybody whose prompt is scored."""
-        players = self.scheduler.decoding()
-        if not players:
-            return []
         needs = needs_of([request.ask.params for request in players], self.limits.vocab)
         wanted = self.budget.rows(needs, [request.gains for request in players])
         began = time.perf_counter()
-        players, rows = self.scheduler.reserve(wanted, lambda gone: self.state.release(gone.slot))
+        players, rows = self.scheduler.reserve(wanted, self._preempted)
         for request in players:
             self.state.set_pages(request.slot, request.pages.numbers)
-        emitted = self.round.play(self._batch(players, rows, needs)).on_host()
+        batch = replace(self._batch(players, rows, needs), propose=self._asks(players, rows))
+        emitted = self.round.play(batch).on_host()
         seconds = time.perf_counter() - began
-        self.budget.observe(needs, rows * len(players), seconds)
-        return [self._take(request, emitted, b, seconds) for b, request in enumerate(players)]
+        if batch.propose == (rows > 1 or self.round.drafter.light):
+            self.budget.observe(needs, rows * len(players), seconds)
+        for b, request in enumerate(players):
+            self._take(request, emitted, b, seconds)
 
-    def _take(self, request: Request, emitted: Emitted, b: int, seconds: float) -> Piece:
+    def _asks(self, players: list[Request], rows: int) -> bool:
+        """Whether the drafter is asked after this round; if so it is told what it has missed."""
+        if self.round.drafter.light or not self.budget.adaptive:
+            return True
+        if any(request.gains for request in players):
+            self.patience.note(rows > 1)
+        if not self.patience.asks():
+            return False
+        for request in players:
+            self._read_up(request)
+        return True
+
+    @torch.inference_mode()
+    def _read_up(self, request: Request) -> None:
+        """Show a drafter with keys of its own the tokens that were committed without it."""
+        if self.round.drafter.light or request.read >= request.cached:
+            return
+        needs = needs_of([request.ask.params], self.limits.vocab)
+        view = self.state.view(self._on_device([request.slot]), request.cached, needs)
+        start_B = self._on_device([request.read])
+        rows = chain(view.tokens_BW[:, request.read :], view.length_B - start_B)
+        self.round.drafter.read(replace(view, length_B=start_B), rows)
+        request.read = request.cached
+
+    def _preempted(self, request: Request) -> None:
+        """A request gives way; its pages will be found again with a drafter's keys in them."""
+        self._read_up(request)
+        self.state.release(request.slot)
+
+    def _take(self, request: Request, emitted: Emitted, b: int, seconds: float) -> None:
         """Note what one request got out of a round."""
         stats = request.stats
         stats.rounds += 1
@@ -135,21 +195,23 @@ class Loop:
         request.cached += len(kept)
         request.output.extend(kept)
         request.gains = emitted.gain_BN[b].tolist()
+        if request.gains:  # whoever proposes has seen all that is committed
+            request.read = request.cached
         if request.ask.params.logprobs:
             request.logprobs.extend(_logprobs_of(emitted, b, kept, request.ask.params))
         if broken:
             request.cached = 0  # its keys may be broken too: nobody may continue from them
-        return self._deliver(request, kept, taken, BROKEN if broken else None)
+        self._deliver(request, kept, taken, BROKEN if broken else None)
 
     def _deliver(
         self, request: Request, tokens: list[int], taken: Taken, error: str | None = None
-    ) -> Piece:
-        """A piece for the reader; closes the request if that was its last."""
+    ) -> None:
+        """Put a piece into the outbox; closes the request if that was its last."""
         params = request.ask.params
         if taken.finish_reason is not None:
             self._close(request, taken, error)
         new = request.logprobs[len(request.logprobs) - len(tokens) :] if params.logprobs else None
-        return Piece(
+        piece = Piece(
             request_id=request.ask.request_id,
             index=request.index,
             text=taken.text,
@@ -158,10 +220,12 @@ class Loop:
             logprobs=None if new is None else tuple(new),
             choice=request.choice,
         )
+        self._outbox.append(piece)
 
     def _close(self, request: Request, taken: Taken, error: str | None) -> None:
         answer = self._answers.pop(request)
         slot = request.slot
+        self._read_up(request)
         self.scheduler.finish(request)
         if slot >= 0:
             self.state.release(slot)
@@ -214,6 +278,7 @@ class Loop:
             rows=rows,
             columns=rows + 1,
             needs=needs,
+            propose=rows > 1 or self.round.drafter.light,
         )
         times: list[float] = []
         for _ in range(PROBES):

@@ -46,6 +46,7 @@ class Request:
     cached: int = 0  # tokens whose keys and values are in the pages
     output: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    read: int = 0  # tokens whose keys a drafter with keys of its own has
     gains: list[float] = field(default_factory=list)  # values of the next draft's nodes, best first
     stats: Stats = field(default_factory=Stats)
     choice: Choice | None = None

@@ -36,6 +36,7 @@ class Batch:
     columns: int  # at least the longest request's tokens, its rows, and the next root
     needs: Needs
     run: int | None = None  # first slot of a lone request whose pages follow one another
+    propose: bool = True  # draft the next round
     raw_top: int | None = None  # likeliest tokens to report of the model's own law; None: nothing
     processed_top: int | None = None  # the same of the law as sampled
 
@@ -105,7 +106,7 @@ class Round:
             offered_B=(draft.end_BR.gather(1, last_B1) > last_B1 + 1)[:, 0],
             strayed_B=last_B1[:, 0] != accepted_B,
             broken_B=verified.broken_B,
-            gain_BN=self.propose(batch),
+            gain_BN=self.propose(batch) if batch.propose else self.withdraw(batch),
             raw=None if raw is None else raw_logprobs(scored.logits_BRV, cut.verdict, raw),
             processed=None
             if processed is None
@@ -120,6 +121,11 @@ class Round:
         proposal = self.drafter.propose(view)
         self.state.propose(batch.slot_B, proposal)
         return gains(proposal, self.most_nodes)
+
+    def withdraw(self, batch: Batch) -> Tensor:
+        """Propose nothing for the next round: float32 [B, 0]."""
+        self.state.proposal.value_BP[batch.slot_B] = -torch.inf
+        return torch.zeros(len(batch.slot_B), 0, device=self.state.device)
 
     def prefill(self, view: View, rows: Draft, span: Span) -> None:
         """Score a stretch of a prompt, for its keys and values alone."""

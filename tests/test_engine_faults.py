@@ -1,0 +1,151 @@
+"""A pass that fails ends the requests it was for, openly; nobody gets a wrong stream."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from tiny_engine import free_pages, judged, prompt_of, tiny_engine
+
+from furcate.config import SamplingParams
+from furcate.engine.budget import LONGEST_REST, Patience
+from furcate.engine.engine import Engine
+
+
+def params(**changes: Any) -> SamplingParams:
+    return SamplingParams(**{"temperature": 0, "max_tokens": 30, "ignore_eos": True, **changes})
+
+
+def drain(engine: Engine) -> None:
+    while engine.step():
+        pass
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, after: int) -> None:
+    """Let a call fail once, after it has worked `after` times."""
+    real, calls = getattr(owner, name), [0]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == after + 1:
+            raise MemoryError("planted")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, call)
+
+
+@pytest.mark.parametrize("where", ["propose", "learn", "score", "commit", "take", "prefill"])
+def test_a_fault_in_any_phase_ends_its_requests_and_spares_the_next(
+    monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    with tiny_engine("ngram", max_batch=2) as engine:
+        loop = engine._loop
+        owner, name = {
+            "propose": (loop.round.drafter, "propose"),
+            "learn": (loop.round.drafter, "learn"),
+            "score": (loop.round.target, "score"),
+            "commit": (loop.state, "commit"),
+            "take": (loop, "_take"),
+            "prefill": (loop.round.target, "prefill"),
+        }[where]
+        names = [engine.submit(prompt_of(20, seed), params()) for seed in (1, 2, 3)]
+        fail_once(monkeypatch, owner, name, after=0 if where == "prefill" else 3)
+        requests = [engine._open[name][0] for name in names]
+        with pytest.raises(MemoryError, match="planted"):
+            drain(engine)
+        hit = [r for r in requests if r.choice is not None and r.choice.finish_reason == "error"]
+        assert hit
+        assert all(r.choice is not None and "planted" in str(r.choice.error) for r in hit)
+        drain(engine)
+        for seed, request in zip((1, 2, 3), requests, strict=True):
+            assert request.choice is not None
+            want = judged(prompt_of(20, seed), params(seed=request.ask.seed))
+            got = list(request.choice.token_ids)
+            assert got == want[: len(got)], "what was emitted is plain decoding's"
+            assert request in hit or got == want
+        assert free_pages(engine) == engine.built.scheduler.book.pool.count
+
+
+def test_a_reader_hears_that_his_request_failed_in_anothers_hands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tiny_engine("off", max_batch=2) as engine:
+        mine, other = (engine.submit(prompt_of(9, seed), params()) for seed in (1, 2))
+        fail_once(monkeypatch, engine._loop.round.target, "score", after=4)
+        with pytest.raises(MemoryError):
+            engine.collect(other)
+        pieces = []
+        while (piece := engine.next_piece(mine)) is not None:
+            pieces.append(piece)
+        assert pieces[-1].finish_reason == "error"
+        assert pieces[-1].choice is not None
+        assert "planted" in str(pieces[-1].choice.error)
+
+
+def test_a_request_can_be_aborted_while_another_thread_reads() -> None:
+    with tiny_engine("off", max_batch=1) as engine:
+        running = engine.submit(prompt_of(9), params(max_tokens=2000))
+        queued = engine.submit(prompt_of(9, seed=2), params(max_tokens=5))
+        reader = threading.Thread(target=engine.collect, args=(queued,))
+        reader.start()
+        assert engine.next_piece(running) is not None
+        stopped = engine.abort(running)
+        reader.join(timeout=30)
+        assert not reader.is_alive()
+        assert stopped is not None
+        assert stopped.finish_reason == "abort"
+        assert len(stopped.token_ids) < 2000
+
+
+def test_a_closed_engine_has_no_more_steps() -> None:
+    engine = tiny_engine("off")
+    engine.close()
+    assert engine.step() is False
+
+
+def model_engine(**draft: Any) -> Engine:
+    return tiny_engine("model", draft={"depth": 3, "topk": 2, **draft}, max_batch=2)
+
+
+def test_a_costly_drafter_that_never_pays_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with model_engine(adaptive=True) as engine:
+        monkeypatch.setattr(engine._loop.budget, "rows", lambda needs, gains: 1)
+        proposed: list[int] = []
+        drafter = engine._loop.round.drafter
+        real = drafter.propose
+        monkeypatch.setattr(drafter, "propose", lambda view: (proposed.append(1), real(view))[1])
+        out = engine.collect(engine.submit(prompt_of(20), params(max_tokens=200)))
+        assert list(out.token_ids) == judged(prompt_of(20), params(max_tokens=200, seed=out.seed))
+        assert out.stats.rounds == 200
+        # two drafts, then rests of 16, 32, 64 and 128 rounds
+        assert len(proposed) <= 2 * 5
+
+
+def test_a_drafter_that_rested_goes_on_as_if_it_had_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target drafts for itself: where its keys are whole it is always right."""
+    prompt, asked = prompt_of(20), params(max_tokens=61)
+    with model_engine(adaptive=True, topk=1) as engine:
+        rounds = iter(range(1000))
+        pays = lambda needs, gains: 4 if next(rounds) >= 20 and gains[0] else 1  # noqa: E731
+        monkeypatch.setattr(engine._loop.budget, "rows", pays)
+        out = engine.collect(engine.submit(prompt, asked))
+        assert list(out.token_ids) == judged(prompt, params(max_tokens=61, seed=out.seed))
+        assert out.stats.accepted > 0
+        assert out.stats.accepted_by_depth == out.stats.offered_by_depth
+
+
+def test_rests_double_and_end_where_a_draft_pays() -> None:
+    patience, rests = Patience(), []
+    for _ in range(7):
+        patience.note(False)
+        patience.note(False)
+        rest = 1
+        while not patience.asks():
+            rest += 1
+        rests.append(rest)
+    assert rests == [16, 32, 64, 128, 256, 256, 256]
+    assert max(rests) == LONGEST_REST
+    patience.note(True)
+    patience.note(False)
+    assert patience.asks()
