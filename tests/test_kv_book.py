@@ -136,13 +136,6 @@ class BookMachine(RuleBasedStateMachine):
         scored = turn.text[: turn.cached]
         self.book.prefixes.publish(scored, turn.pages.numbers, turn.salt)
 
-    @rule(target=turns, turn=turns)
-    def fork(self, turn: Turn) -> Turn:
-        self.prefill(turn, len(turn.text))
-        twin = Turn(turn.salt, list(turn.text), self.book.fork(turn.pages), turn.cached)
-        self.open.append(twin)
-        return twin
-
     @rule(turn=consumes(turns), keep=st.booleans())
     def close(self, turn: Turn, keep: bool) -> None:
         if turn not in self.open:

@@ -79,7 +79,7 @@ class Engine:
         A text is a user's turn if the model has a chat template. For another treatment pass
         messages, or token ids to `submit`.
         """
-        many = isinstance(prompt, list) and all(isinstance(one, str) for one in prompt)
+        many = isinstance(prompt, list | tuple) and all(isinstance(one, str) for one in prompt)
         if many and not prompt:
             raise BadRequest("must hold at least one prompt", field="prompt", value=prompt)
         prompts = [self.encode(one) for one in (prompt if many else [prompt])]

@@ -84,7 +84,7 @@ class Scheduler:
         preempted. A single request always fits, since its length is bounded by the pool.
         `preempted` hears of each who gives way while its slot is still known.
         """
-        for wanted in (rows, 1):
+        for wanted in dict.fromkeys((rows, 1)):
             players = self.decoding()
             if self._reserve_all(players, wanted):
                 return players, wanted

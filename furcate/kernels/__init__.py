@@ -1,1 +1,1 @@
-"""Tensors in, tensors out: each operation's torch reference, and its Triton twin beside it."""
+"""Tensors in, tensors out: the torch reference of each operation, which is also the CPU path."""

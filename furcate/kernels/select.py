@@ -5,6 +5,8 @@ Legend: B requests, P pool nodes, N = R - 1 kept nodes, R rows.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -78,13 +80,14 @@ def ancestors_of(end_BR: Tensor) -> Tensor:
     return (i_R[None, :] <= i_R[:, None])[None] & (i_R[None, :, None] < end_BR[:, None, :])
 
 
+@dataclass(frozen=True, slots=True)
 class _Rows:
     """The kept nodes before they are put in preorder."""
 
-    __slots__ = ("depth", "tag", "tokens", "value")
-
-    def __init__(self, tokens: Tensor, depth: Tensor, value: Tensor, tag: Tensor | None) -> None:
-        self.tokens, self.depth, self.value, self.tag = tokens, depth, value, tag
+    tokens: Tensor
+    depth: Tensor
+    value: Tensor
+    tag: Tensor | None
 
 
 def _most_valuable(proposal: Proposal, nodes: int) -> tuple[Tensor, Tensor]:

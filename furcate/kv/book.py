@@ -90,11 +90,6 @@ class PageBook:
             self._move_to_a_run(pages)
         return pages, match.tokens
 
-    def fork(self, pages: Pages) -> Pages:
-        """The same pages for one more request, none of them copied yet."""
-        self.pool.hold(pages.numbers)
-        return Pages(list(pages.numbers))
-
     def trim(self, pages: Pages, tokens: int) -> None:
         """Give back the pages past the first `tokens` tokens."""
         keep = self.pages_for(tokens)
