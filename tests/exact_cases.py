@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from enumeration import (
@@ -26,7 +27,7 @@ from furcate.kernels.accept import accept, accept_words, ancestor_words
 from furcate.kernels.draft import Draft, Verdict
 from furcate.verify import block, recursive
 from furcate.verify.coins import Coins, draw_at
-from furcate.verify.recursive import DrawnTree, draw_children
+from furcate.verify.recursive import DrawnTree
 
 EXACT, WRONG = 1e-12, 1e-4
 TARGET = Toy(vocab=4, seed=11, support=4)
@@ -86,6 +87,16 @@ DRAFTS = {
 }
 
 
+def draw_children(*given: Any, **options: Any) -> list[int]:
+    """The module's own, looked up when it is called, so that a fault planted there is met."""
+    return recursive.draw_children(*given, **options)
+
+
+def verify_recursively(tree: DrawnTree, target_NV: Tensor, coins: Coins) -> list[int]:
+    """The module's own, looked up when it is called."""
+    return recursive.verify(tree, target_NV, coins)
+
+
 def grow(
     shape: Shape,
     drafter: Toy,
@@ -126,7 +137,7 @@ def target_rows(tree: DrawnTree, target: Toy) -> Tensor:
 class Recursive:
     """Drafting and judging, with every part replaceable by a wrong one."""
 
-    verify: Callable[[DrawnTree, Tensor, Coins], list[int]] = recursive.verify
+    verify: Callable[[DrawnTree, Tensor, Coins], list[int]] = verify_recursively
     draw: Callable[..., list[int]] = draw_children
     drawn_from: Callable[[Tensor], Tensor] = lambda law_V: law_V
     prune: Callable[[DrawnTree], DrawnTree] = lambda tree: tree

@@ -2,15 +2,22 @@
 
 The check is `distance`: all coins of a rule are enumerated in float64, and the law of what it emits
 is compared with the target's. Right rules must be within 1e-12 (rounding alone stays below 1e-15),
-planted wrong ones beyond 1e-4 (the mildest, a draft rounded to bf16, is 2.4e-4 away).
+planted wrong ones beyond 1e-4 (the mildest, a draft rounded to bf16, is 2.4e-4 away). Wrong rules
+are written out beside the right ones, and where furcate/verify has the mechanism, the same fault is
+planted there as well, by a changed line of its source.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
 import itertools
+import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path as File
+from typing import Any
 
 import pytest
 import torch
@@ -44,7 +51,8 @@ from torch import Tensor
 from verify_cases import draft_of, path_of
 
 from furcate.kernels.draft import Draft
-from furcate.verify.coins import Coins, residual
+from furcate.verify import recursive
+from furcate.verify.coins import Coins, RoundCoins, residual
 from furcate.verify.noise import ACCEPT, BONUS, DRAFT, RESIDUAL
 from furcate.verify.recursive import DrawnTree, without
 
@@ -232,8 +240,21 @@ class AtMost(Stuck):
         return self.value <= probability
 
 
-# Violations found in public engines: the distance the check reports, or why it cannot happen here.
-KNOWN_VIOLATIONS: dict[str, Callable[[], float] | str] = {
+@dataclass(frozen=True)
+class AnsweredBy:
+    """The violation is planted, or its absence shown, by a test elsewhere."""
+
+    file: str
+    function: str
+
+
+@dataclass(frozen=True)
+class CannotHappen:
+    reason: str
+
+
+# Violations found in public engines: the distance the check reports, or what answers them.
+KNOWN_VIOLATIONS: dict[str, Callable[[], float] | AnsweredBy | CannotHappen] = {
     "argmax draft + ratio test with softmax q": WRONG_RECURSIVE[
         "argmax draft, ratio test with softmax q"
     ].distance,
@@ -269,17 +290,17 @@ KNOWN_VIOLATIONS: dict[str, Callable[[], float] | str] = {
     "draft sampled in bf16, ratio computed in fp32": WRONG_RECURSIVE[
         "draft drawn in bf16"
     ].distance,
-    "penalties: only the last accepted token accumulated": (
-        "planted in test_verify_process.py: "
-        "test_counting_only_the_last_accepted_token_would_be_seen"
+    "penalties: only the last accepted token accumulated": AnsweredBy(
+        "test_verify_process.py", "test_counting_only_the_last_accepted_token_would_be_seen"
     ),
-    "TP ranks draw different bonus tokens": (
+    "TP ranks draw different bonus tokens": CannotHappen(
         "no tensor parallelism: one process draws each token, from integers and not from a "
         "probability that ranks could round differently"
     ),
-    "verify pass M=k+1 rounds differently from decode M=1": (
-        "not a rule of sampling: the chain is shown to give a row the same bits beside any other "
-        "rows in test_verify_process.py, the target's pass is compared where it is computed"
+    # not a rule of sampling: the chain gives a row the same bits beside any other rows; the pass
+    # of the target itself may round, and its streams are compared in test_prove_streams.py
+    "verify pass M=k+1 rounds differently from decode M=1": AnsweredBy(
+        "test_verify_process.py", "test_a_row_has_the_same_bits_whatever_stands_beside_it"
     ),
 }
 
@@ -287,11 +308,146 @@ KNOWN_VIOLATIONS: dict[str, Callable[[], float] | str] = {
 @pytest.mark.parametrize("row", KNOWN_VIOLATIONS)
 def test_every_known_violation_is_caught_or_cannot_happen(row: str) -> None:
     found = KNOWN_VIOLATIONS[row]
-    if isinstance(found, str):
-        named = [word.rstrip(":,") for word in found.split() if word.rstrip(":,").endswith(".py")]
-        assert all((File(__file__).parent / name).exists() for name in named)
+    if isinstance(found, AnsweredBy):
+        assert found.function in functions_of(found.file)
+    elif isinstance(found, CannotHappen):
+        assert found.reason
     else:
         assert found() > WRONG
+
+
+def functions_of(file: str) -> set[str]:
+    """The tests of a file beside this one."""
+    tree = ast.parse((File(__file__).parent / file).read_text(encoding="utf-8"))
+    names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    return {name for name in names if name.startswith("test_")}
+
+
+def test_a_test_that_is_not_there_answers_nothing() -> None:
+    assert "test_that_nobody_wrote" not in functions_of("test_verify_process.py")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A line of furcate/verify, what it is changed to, and the check that must see it."""
+
+    owner: Any  # module or class
+    function: str
+    line: str
+    wrong: str
+    check: Callable[[], float]
+
+    def plant(self, patch: pytest.MonkeyPatch) -> None:
+        right = getattr(self.owner, self.function)
+        source = textwrap.dedent(inspect.getsource(right))
+        assert source.count(self.line) == 1, "the line that is to be changed has changed itself"
+        space = {"torch": torch, **vars(sys.modules[right.__module__])}
+        exec(compile(source.replace(self.line, self.wrong), "planted", "exec"), space)
+        patch.setattr(self.owner, self.function, space[self.function])
+
+
+def coins_met_again() -> float:
+    """Coins of a round that a later round has too; 0 if every name has a coin of its own."""
+    rounds = [RoundCoins(seed=3, root=root) for root in (7, 8, 9)]
+    coins = [{one._coin(ACCEPT, index) for index in range(6)} for one in rounds]
+    return float(sum(len(a & b) for a, b in itertools.combinations(coins, 2)))
+
+
+class AtZero(RoundCoins):
+    """The real comparison, and a coin that shows 0 every time."""
+
+    def _coin(self, stream: int, index: int) -> float:
+        return 0.0
+
+
+def impossible_at_coin_0() -> float:
+    return float(impossible_tokens(AtZero(seed=0, root=0)))
+
+
+DRAW = "coins.draw(DRAFT, node, law_V)"
+LEFT = "residual(law_V, draft_V)"
+RATIO = "float(law_V[token] / draft_V[token])"
+FINAL = "coins.draw(RESIDUAL if children else BONUS, node, law_V)"
+TYPICAL = "float(law_V[token] > min(0.3, 0.55 * (-torch.special.entr(law_V).sum()).exp()))"
+FAULTS = {
+    "argmax draft + ratio test with softmax q": Fault(
+        recursive, "draw_children", DRAW, "int(law_V.argmax())", RIGHT_CHAIN.distance
+    ),
+    "top-k siblings + SpecInfer RRS with softmax q": Fault(
+        recursive,
+        "draw_children",
+        DRAW,
+        "int(law_V.topk(count).indices[node - first])",
+        RIGHT.distance,
+    ),
+    "ratio accept with q(x), residual subtracts q only at x": Fault(
+        recursive,
+        "verify",
+        LEFT,
+        "residual(law_V, draft_V * (torch.arange(len(draft_V)) == token))",
+        RIGHT.distance,
+    ),
+    "no-replacement siblings, q not renormalised": Fault(
+        recursive,
+        "without",
+        "rest_V / mass if mass > 0 else rest_V",
+        "rest_V",
+        replace(RIGHT, replacement=False).distance,
+    ),
+    "pruning a sampled node by its own value": Fault(
+        recursive,
+        "draw_children",
+        "return tokens",
+        "return [t for t in tokens if law_V[t] > 0.3]",
+        RIGHT.distance,
+    ),
+    "rejected coin reused for the final draw": Fault(
+        recursive,
+        "verify",
+        FINAL,
+        "coins.draw(*((ACCEPT, children[-1]) if children else (BONUS, node)), law_V)",
+        RIGHT_CHAIN.distance,
+    ),
+    "residual minus uninitialised draft_probs": Fault(
+        recursive, "verify", LEFT, "residual(law_V, draft_V.flip(0))", RIGHT.distance
+    ),
+    "coin <= p with coin = 0 accepts p=0 tokens": Fault(
+        RoundCoins, "below", "<", "<=", impossible_at_coin_0
+    ),
+    "threshold_acc": Fault(recursive, "verify", RATIO, RATIO + " / 0.7", RIGHT.distance),
+    "typical acceptance": Fault(recursive, "verify", RATIO, TYPICAL, RIGHT.distance),
+    "ratio test + residual drawn with the draft's own Gumbel vector": Fault(
+        recursive,
+        "verify",
+        FINAL,
+        "coins.draw(*((DRAFT, children[0]) if children else (BONUS, node)), law_V)",
+        RIGHT_CHAIN.distance,
+    ),
+    "block verification with position-keyed RNG re-used next round": Fault(
+        RoundCoins,
+        "_coin",
+        "torch.tensor([index >> 2, self.root, stream, self.choice]))",
+        "torch.tensor([0, self.root + index, stream, self.choice])); index = 0",
+        coins_met_again,
+    ),
+    "draft sampled in bf16, ratio computed in fp32": Fault(
+        recursive,
+        "draw_children",
+        DRAW,
+        "coins.draw(DRAFT, node, law_V.bfloat16().double())",
+        RIGHT.distance,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_same_fault_in_the_module_itself_is_caught(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = FAULTS[name]
+    assert fault.check() <= EXACT
+    fault.plant(monkeypatch)
+    assert fault.check() > WRONG
 
 
 def test_all_rows_of_the_table_are_accounted_for() -> None:

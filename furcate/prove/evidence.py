@@ -5,30 +5,49 @@ Each law's cells are kept as soon as they are done; a run that was interrupted g
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
+from pydantic import TypeAdapter
 from rich.console import Console
 from rich.progress import track
 
-from furcate.engine.birth import birth
+import furcate
+from furcate.engine.birth import birth, commit
 from furcate.engine.build import device_of, dtype_of
 from furcate.engine.compare import TIE
+from furcate.errors import FurcateError
 from furcate.files import write_json
 from furcate.models.load import load_decoder
 from furcate.models.zoo import resolve
-from furcate.prove.grid import PROMPTS, SETTINGS
-from furcate.prove.streams import CellReport, Subject, run_setting
-from furcate.text.tokenizer import load_tokenizer
+from furcate.prove.grid import BATCHES, PROMPTS, SETTINGS
+from furcate.prove.streams import GUESSERS, NODES, CellReport, Subject, pooled, run_setting
+from furcate.text.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["main", "summary"]
+__all__ = [
+    "ENOUGH",
+    "FREQUENT",
+    "Part",
+    "Run",
+    "main",
+    "part_of",
+    "record_of",
+    "run_of",
+    "shortcomings",
+]
 
 ALLOWED = 1 / 20_000  # differences a token, all of them rounding ties
+ENOUGH = 60_000  # tokens; fewer are no evidence
+PER_STREAM = 32  # tokens; the whole grid has ENOUGH even if laws with stop ids end early
+FREQUENT = (",", ".", " the", " a", "\n")  # texts whose tokens end the streams with min_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +58,25 @@ class Run:
     device: str
     dtype: str
     max_tokens: int
+    commit: str
+    grid: str  # hash of laws, drafters, batches, prompts
+    code: str  # hash of the package, which tells uncommitted changes apart
 
 
-def main(
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The cells of one law, and how long they took."""
+
+    seconds: float
+    cells: list[CellReport]
+
+
+def main(  # noqa: PLR0913  # a command's parameters are its flags
     target: Annotated[str, typer.Option(help="Name, directory or GGUF file.")] = "smollm2-135m",
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     dtype: Annotated[str, typer.Option(help="Rounding ties are rare in float32.")] = "float32",
-    max_tokens: Annotated[int, typer.Option(help="Tokens of each stream.")] = 64,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of each stream.")] = PER_STREAM,
+    commit: Annotated[str, typer.Option(help="Of this code, for machines without git.")] = "",
     out: Annotated[Path, typer.Option(help="Where the evidence is written.")] = Path(
         "benchmarks/results/stream_equality.json"
     ),
@@ -53,43 +84,114 @@ def main(
         "evidence-partial"
     ),
 ) -> None:
-    """Compare the streams of every drafter with plain decoding over the whole grid."""
-    where = device_of(device)
-    run = Run(target, where.type, dtype, max_tokens)
-    subject = _subject(run, where)
-    began = time.perf_counter()
-    reports: list[dict[str, Any]] = []
-    for setting in track(list(SETTINGS), "stream equality", console=Console(stderr=True)):
-        reports += _kept_or_run(run, subject, setting, parts)
-    record = {
-        "what": "streams of tree speculation against plain decoding, token for token",
-        "command": f"python -m furcate.prove.evidence --target {target} --device {where.type} "
-        f"--dtype {dtype} --max-tokens {max_tokens}",
-        **birth(where),
-        "run": asdict(run),
-        "seconds": round(time.perf_counter() - began, 1),
-        **summary(reports),
-        "cells": reports,
-    }
-    write_json(out, record)
+    """Compare the streams of every drafter with plain decoding over the whole grid.
+
+    The exit code is 1 where they differ by more than rare rounding ties, where a cell put nothing
+    to the proof, or where too few tokens were compared.
+    """
+    try:
+        where = device_of(device)
+        run = run_of(target, where, dtype, max_tokens, commit)
+        record = record_of(run, where, _all_parts(run, _subject(run, where), parts))
+        write_json(out, record)
+    except FurcateError as err:
+        typer.echo(f"error: {err}", err=True)
+        raise typer.Exit(err.exit_code) from None
     _tell(record, out)
-    if record["wrong"] or record["differences"] > ALLOWED * record["tokens"]:
+    if record["shortcomings"]:
         raise typer.Exit(1)
 
 
-def summary(reports: list[dict[str, Any]]) -> dict[str, Any]:
-    """Totals over the cells, and whether every cell put something to the proof."""
-    partings = [part for report in reports for part in report["partings"]]
+def run_of(
+    target: str, device: torch.device, dtype: str, max_tokens: int, named_commit: str = ""
+) -> Run:
+    """The run of this code; `named_commit` "" asks git."""
+    grid = json.dumps([SETTINGS, GUESSERS, BATCHES, PROMPTS, FREQUENT, NODES], sort_keys=True)
+    package = Path(furcate.__file__).parent
+    code = b"".join(path.read_bytes() for path in sorted(package.rglob("*.py")))
+    return Run(
+        target=target,
+        device=device.type,
+        dtype=dtype,
+        max_tokens=max_tokens,
+        commit=named_commit or commit(),
+        grid=_hash(grid.encode()),
+        code=_hash(code),
+    )
+
+
+def record_of(run: Run, device: torch.device, parts: Sequence[Part]) -> dict[str, Any]:
+    """What is written: totals, what the run falls short of, and every cell."""
+    cells = [cell for part in parts for cell in part.cells]
+    partings = [parting for cell in cells for parting in cell.partings]
+    pools = pooled(cells)
     return {
-        "tokens": sum(report["tokens"] for report in reports),
+        "what": "streams of tree speculation against plain decoding, token for token",
+        "command": f"python -m furcate.prove.evidence --target {run.target} --device {run.device} "
+        f"--dtype {run.dtype} --max-tokens {run.max_tokens}",
+        **birth(device),
+        "commit": run.commit,
+        "run": asdict(run),
+        "seconds": round(sum(part.seconds for part in parts), 1),
+        "tokens": sum(cell.tokens for cell in cells),
         "differences": len(partings),
-        "ties": sum(part["tie"] for part in partings),
-        "wrong": sum(not part["tie"] for part in partings),
+        "ties": sum(parting.tie for parting in partings),
+        "wrong": sum(not parting.tie for parting in partings),
         "tie_below": TIE,
-        "largest_gap": max((part["gap"] for part in partings), default=0.0),
-        "every_cell_accepted_and_rejected": all(r["accepted"] and r["rejected"] for r in reports),
-        "every_cell_left_the_likeliest_path": all(r["off_likeliest_path"] for r in reports),
+        "largest_gap": _finite(max((parting.gap for parting in partings), default=0.0)),
+        "shortcomings": shortcomings(cells),
+        "cells": [_as_record(cell) for cell in pools],
+        "cells_by_drafter": [_as_record(cell) for cell in cells],
     }
+
+
+def shortcomings(cells: Sequence[CellReport]) -> list[str]:
+    """Why these cells are no evidence of equal streams; empty if they are."""
+    pools = pooled(cells)
+    tokens = sum(cell.tokens for cell in pools)
+    wrong = sum(cell.wrong for cell in pools)
+    differences = sum(len(cell.partings) for cell in pools)
+    found = [f"{cell.cell}: {what}" for cell in pools for what in cell.idle]
+    if wrong:
+        found.append(f"{wrong} streams part where no rounding explains it")
+    if differences > ALLOWED * tokens:
+        found.append(f"{differences} streams part, more than one in {1 / ALLOWED:.0f} tokens")
+    if tokens < ENOUGH:
+        found.append(f"{tokens} tokens were compared, which is no evidence: {ENOUGH} are needed")
+    return found
+
+
+def part_of(run: Run, subject: Subject, setting: str, folder: Path) -> Part:
+    """The cells of one law, from an earlier run of the same kind if they are there, else run."""
+    path = folder / f"{setting.replace(' ', '_').replace(',', '')}.json"
+    kept = _kept(run, path)
+    if kept is not None:
+        return kept
+    began = time.perf_counter()
+    cells = run_setting(subject, setting)
+    part = Part(time.perf_counter() - began, cells)
+    rows = [_as_record(cell) for cell in cells]
+    write_json(path, {"run": asdict(run), "seconds": part.seconds, "cells": rows})
+    return part
+
+
+def _all_parts(run: Run, subject: Subject, folder: Path) -> list[Part]:
+    laws = track(list(SETTINGS), "stream equality", console=Console(stderr=True))
+    return [part_of(run, subject, setting, folder) for setting in laws]
+
+
+def _kept(run: Run, path: Path) -> Part | None:
+    """The part that is written there; None if there is none, or another run's, or a damaged one."""
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if kept["run"] != asdict(run):
+            return None
+        for parting in (parting for cell in kept["cells"] for parting in cell["partings"]):
+            parting["gap"] = math.inf if parting["gap"] is None else parting["gap"]
+        fields = {"seconds": kept["seconds"], "cells": kept["cells"]}
+        return TypeAdapter(Part).validate_python(fields)
+    except (OSError, ValueError, KeyError, TypeError):  # not there, or damaged: it is done again
+        return None
 
 
 def _subject(run: Run, device: torch.device) -> Subject:
@@ -99,30 +201,37 @@ def _subject(run: Run, device: torch.device) -> Subject:
     if decoder.can_pack:
         decoder.pack()
     prompts = [tokenizer.chat_ids([{"role": "user", "content": text}]) for text in PROMPTS]
-    return Subject(decoder, tokenizer, prompts, run.max_tokens)
+    ends = _frequent(tokenizer)
+    return Subject(decoder, tokenizer, prompts, run.max_tokens, stop_ids=ends)
 
 
-def _kept_or_run(run: Run, subject: Subject, setting: str, parts: Path) -> list[dict[str, Any]]:
-    """The cells of one law, from an earlier run of the same kind if they are there."""
-    part = parts / f"{setting.replace(' ', '_').replace(',', '')}.json"
-    if part.exists():
-        kept = json.loads(part.read_text(encoding="utf-8"))
-        if kept["run"] == asdict(run):
-            cells: list[dict[str, Any]] = kept["cells"]
-            return cells
-    cells = [_as_record(report) for report in run_setting(subject, setting)]
-    write_json(part, {"run": asdict(run), "cells": cells})
-    return cells
+def _frequent(tokenizer: Tokenizer) -> list[int]:
+    ids = [tokenizer.encode(text, special=False)[-1] for text in FREQUENT]
+    return list(dict.fromkeys(ids))
 
 
 def _as_record(report: CellReport) -> dict[str, Any]:
-    return asdict(report)
+    record = asdict(report)
+    for parting in record["partings"]:
+        parting["gap"] = _finite(parting["gap"])
+    return record
+
+
+def _finite(gap: float) -> float | None:
+    """JSON has no infinity."""
+    return gap if math.isfinite(gap) else None
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def _tell(record: dict[str, Any], out: Path) -> None:
     say = Console().print
     say(f"{record['tokens']} tokens compared, {record['differences']} streams part")
     say(f"{record['ties']} of these at rounding ties, {record['wrong']} wrong; written to {out}")
+    for shortcoming in record["shortcomings"]:
+        say(f"short of evidence: {shortcoming}")
 
 
 if __name__ == "__main__":

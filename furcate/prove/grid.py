@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from furcate.config import SamplingParams
@@ -54,6 +55,15 @@ PROMPTS = (
 )
 
 
-def params_of(setting: str, seed: int, max_tokens: int) -> SamplingParams:
-    """The sampling options of one stream; EOS does not end it, so that its length is known."""
-    return SamplingParams(seed=seed, max_tokens=max_tokens, ignore_eos=True, **SETTINGS[setting])
+def params_of(
+    setting: str, seed: int, max_tokens: int, stop_ids: Sequence[int] = ()
+) -> SamplingParams:
+    """The sampling options of one stream; EOS does not end it, so that its length is known.
+
+    `stop_ids` end it under the laws with min_tokens alone, which would bar nothing without them.
+    """
+    law = SETTINGS[setting]
+    ends = tuple(stop_ids) if "min_tokens" in law else ()
+    return SamplingParams(
+        seed=seed, max_tokens=max_tokens, ignore_eos=True, stop_token_ids=ends, **law
+    )

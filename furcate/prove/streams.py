@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from furcate.config import DraftOptions, EngineOptions, SamplingParams
@@ -19,10 +19,20 @@ from furcate.models.decoder import Decoder
 from furcate.prove.grid import BATCHES, params_of
 from furcate.text.tokenizer import Tokenizer
 
-__all__ = ["GUESSERS", "CellReport", "Subject", "run_setting"]
+__all__ = [
+    "ALL",
+    "GUESSERS",
+    "NODES",
+    "CellReport",
+    "Subject",
+    "plain_streams",
+    "pooled",
+    "run_setting",
+]
 
+ALL = "all"  # the drafter's name in a pooled report
 NGRAM = "ngram"
-GUESSERS = (NGRAM, "hidden", "bushy", "twins", "any")
+GUESSERS = (NGRAM, "chain", "star", "single", "bushy", "hidden", "twins", "wrong", "any")
 NODES = 15  # a fixed tree: what is compared must not depend on a clock
 
 
@@ -36,13 +46,21 @@ class Subject:
     max_tokens: int
     guessers: Sequence[str] = GUESSERS
     seed: int = 0
+    stop_ids: Sequence[int] = ()  # frequent tokens, for the laws with min_tokens to bar
+
+    def laws(self, setting: str) -> list[SamplingParams]:
+        """The sampling options of each prompt's stream."""
+        seeds = range(self.seed, self.seed + len(self.prompts))
+        return [params_of(setting, seed, self.max_tokens, self.stop_ids) for seed in seeds]
 
 
 @dataclass(slots=True)
 class CellReport:
     """What one cell showed. `off_likeliest_path` counts accepted paths of depth 3 and more."""
 
-    cell: str
+    law: str
+    drafter: str
+    batch: int
     tokens: int = 0
     rounds: int = 0
     accepted: int = 0
@@ -58,14 +76,28 @@ class CellReport:
         self.rejected += stats.drafted - stats.accepted
         self.off_likeliest_path += stats.off_likeliest_path
 
+    def merge(self, other: CellReport) -> None:
+        """Count another cell in."""
+        self.tokens += other.tokens
+        self.rounds += other.rounds
+        self.accepted += other.accepted
+        self.rejected += other.rejected
+        self.off_likeliest_path += other.off_likeliest_path
+        self.partings += other.partings
+
     def compare(
         self, decoder: Decoder, drafted: Output, plain: Output, law: SamplingParams
     ) -> None:
         """Hold one stream against plain decoding; where they part, measure how close it was."""
         index = first_difference(drafted.token_ids, plain.token_ids)
         if index is not None:
-            judge = Judge(decoder, plain.prompt_token_ids, law)
+            judge = Judge(decoder, plain.prompt_token_ids, law, law.stop_token_ids)
             self.partings.append(explain(judge, drafted.token_ids, plain.token_ids, index))
+
+    @property
+    def cell(self) -> str:
+        """The cell's name."""
+        return f"{self.law}, {self.drafter}, batch {self.batch}"
 
     @property
     def ties(self) -> int:
@@ -77,29 +109,58 @@ class CellReport:
         """Differences that it does not."""
         return len(self.partings) - self.ties
 
+    @property
+    def idle(self) -> list[str]:
+        """What the cell never did and so did not put to the proof."""
+        did = {
+            "accepted nothing": self.accepted,
+            "rejected nothing": self.rejected,
+            "never left the likeliest path": self.off_likeliest_path,
+        }
+        return [what for what, count in did.items() if not count]
 
-def run_setting(subject: Subject, setting: str) -> list[CellReport]:
-    """Compare every drafter's streams with plain decoding under one law, a cell per batch size.
 
-    Plain decoding runs at batch 1 throughout, so that the batch is put to the proof as well.
+def plain_streams(subject: Subject, setting: str) -> list[Output]:
+    """Plain decoding's answers under one law.
+
+    It runs at batch 1 throughout, so that the batch is put to the proof as well.
     """
-    laws = [
-        params_of(setting, subject.seed + i, subject.max_tokens)
-        for i in range(len(subject.prompts))
+    return _streams(subject, subject.laws(setting), OffDrafter(), batch=1)
+
+
+def run_setting(
+    subject: Subject, setting: str, plain: Sequence[Output] | None = None
+) -> list[CellReport]:
+    """Compare drafters' streams with plain decoding under one law, a cell per drafter and batch.
+
+    Args:
+        plain: the `plain_streams`, where they are known already.
+    """
+    plain = plain_streams(subject, setting) if plain is None else plain
+    return [
+        _run_cell(subject, CellReport(setting, guesser, batch), plain)
+        for batch in BATCHES
+        for guesser in subject.guessers
     ]
-    plain = _streams(subject, laws, OffDrafter(), batch=1)
-    known = [[*one.prompt_token_ids, *one.token_ids] for one in plain]
-    reports = []
-    for batch in BATCHES:
-        report = CellReport(f"{setting}, batch {batch}")
-        for guesser in subject.guessers:
-            drafter = _drafter(subject, guesser, known)
-            drafted = _streams(subject, laws, drafter, batch)
-            for one, other, law in zip(drafted, plain, laws, strict=True):
-                report.add(one.stats)
-                report.compare(subject.decoder, one, other, law)
-        reports.append(report)
-    return reports
+
+
+def pooled(reports: Iterable[CellReport]) -> list[CellReport]:
+    """The cells of all drafters together, one per law and batch, in the order they came in."""
+    pools: dict[tuple[str, int], CellReport] = {}
+    for report in reports:
+        key = (report.law, report.batch)
+        pools.setdefault(key, CellReport(report.law, ALL, report.batch)).merge(report)
+    return list(pools.values())
+
+
+def _run_cell(subject: Subject, report: CellReport, plain: Sequence[Output]) -> CellReport:
+    laws = subject.laws(report.law)
+    drafter = _drafter(subject, report.drafter, plain)
+    drafted = _streams(subject, laws, drafter, report.batch)
+    for one, other, law in zip(drafted, plain, laws, strict=True):
+        report.add(one.stats)
+        report.compare(subject.decoder, one, other, law)
+    return report
 
 
 def _streams(
@@ -114,9 +175,10 @@ def _streams(
         return [engine.collect(request_id) for request_id in ids]
 
 
-def _drafter(subject: Subject, guesser: str, known: Sequence[Sequence[int]]) -> Drafter:
+def _drafter(subject: Subject, guesser: str, plain: Sequence[Output]) -> Drafter:
     if guesser == NGRAM:
         capacity = max(BATCHES)
         return NgramDrafter(DraftOptions(), capacity=capacity, device=subject.decoder.device)
+    known = [[*one.prompt_token_ids, *one.token_ids] for one in plain]
     vocab = subject.decoder.spec.vocab_size
     return Adversary(known, guesser, vocab=vocab, seed=subject.seed)
