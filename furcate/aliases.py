@@ -1,7 +1,9 @@
 """Drafting options under the names of vLLM and SGLang, turned into furcate's or refused by name.
 
 Two counts differ between the dialects: vLLM's `num_speculative_tokens` leaves the root out, as
-furcate does; SGLang's `--speculative-num-draft-tokens` counts it in.
+furcate does; SGLang's `--speculative-num-draft-tokens` counts it in. And where vLLM is given one of
+`prompt_lookup_max` and `prompt_lookup_min`, the other is the same; so it is under that alias, while
+furcate's own flags keep their defaults.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ class _Dialect:
     refused: Mapping[str, str]  # key -> why
     rooted: tuple[str, ...] = ()  # counts that include the root
     switches: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
+    echoes: Mapping[str, str] = field(default_factory=dict)  # key -> one that follows if unnamed
 
     def known(self) -> list[str]:
         tables = (self.options, self.harmless, self.refused, self.switches)
@@ -89,6 +92,10 @@ _VLLM = _Dialect(
         "prompt_lookup_min": ("prompt_lookup_min",),
     },
     lookup_only=("prompt_lookup_max", "prompt_lookup_min"),
+    echoes={
+        "prompt_lookup_max": "prompt_lookup_min",
+        "prompt_lookup_min": "prompt_lookup_max",
+    },
     harmless={
         "draft_tensor_parallel_size": (1,),
         "rejection_sample_method": ("standard",),
@@ -212,14 +219,14 @@ def _refuse_unhonoured(named: Mapping[str, object], speech: _Dialect) -> None:
     for key, value in named.items():
         if key in speech.refused:
             raise Unsupported("not honoured", field=key, value=value, hint=speech.refused[key])
-        if key in speech.harmless and _plain(value) not in speech.harmless[key]:
+        if key in speech.harmless and not _among(_plain(value), speech.harmless[key]):
             allowed = " or ".join(dict.fromkeys(str(v) for v in speech.harmless[key]))
             hint = f"only {allowed} is; {_EXACT}"
             raise Unsupported("not honoured", field=key, value=value, hint=hint)
 
 
 def _drafter(named: Mapping[str, object], speech: _Dialect) -> str | None:
-    models = {str(named[key]) for key in speech.models if key in named}
+    models = {_model(key, named[key]) for key in speech.models if key in named}
     if len(models) > 1:
         raise BadRequest("two draft models are named", field=speech.models[0], value=sorted(models))
     model = next(iter(models), None)
@@ -229,6 +236,12 @@ def _drafter(named: Mapping[str, object], speech: _Dialect) -> str | None:
     if kind == "ngram" and model not in (None, "ngram", "[ngram]"):
         raise BadRequest("n-grams take no draft model", field=speech.models[0], value=model)
     return model if kind == "model" else kind
+
+
+def _model(key: str, value: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise BadRequest("must name a draft model", field=key, value=value)
+    return value
 
 
 def _kind(method: object, model: str | None, speech: _Dialect) -> str | None:
@@ -263,9 +276,13 @@ def _options(named: Mapping[str, object], speech: _Dialect) -> dict[str, Any]:
                 raise BadRequest("two values for one option", field=key, value=named[key])
             options[ours] = count
             named_by[ours] = key
+    for key, other in speech.echoes.items():
+        if key in named and other not in named:
+            options[other], named_by[other] = options[key], key
     for key, meant in speech.switches.items():
         if key in named:
-            options.update(meant if named[key] else {k: not v for k, v in meant.items()})
+            asked = _truth(key, named[key])
+            options.update(meant if asked else {k: not v for k, v in meant.items()})
     _refuse_out_of_range(options, named_by, named)
     return options
 
@@ -287,6 +304,20 @@ def _whole(key: str, value: object) -> int:
     if isinstance(plain, bool) or not isinstance(plain, int):
         raise BadRequest("must be a whole number", field=key, value=value)
     return plain
+
+
+def _truth(key: str, value: object) -> bool:
+    word = value.lower() if isinstance(value, str) else value
+    if isinstance(word, bool):
+        return word
+    if word not in ("true", "false"):
+        raise BadRequest("must be true or false", field=key, value=value)
+    return word == "true"
+
+
+def _among(value: object, allowed: tuple[object, ...]) -> bool:
+    """Membership in which true is not 1, nor false 0."""
+    return any(value == one and type(value) is type(one) for one in allowed)
 
 
 def _plain(value: object) -> object:

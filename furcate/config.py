@@ -5,14 +5,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from furcate.errors import BadRequest
 
 __all__ = ["DraftOptions", "EngineOptions", "SamplingParams"]
 
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+Whole = Annotated[int, Field(strict=True)]  # neither true nor "5" nor 5.0
+Flag = Annotated[bool, Field(strict=True)]
+Text = Annotated[str, Field(strict=True)]
+Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]  # whole numbers too
 MAX_TOP_LOGPROBS = 20
+
+
+def _from_json_key(key: object) -> object:
+    """JSON has no keys but strings."""
+    return int(key) if isinstance(key, str) and key.isdecimal() and len(key) < 20 else key
+
+
+TokenKey = Annotated[int, BeforeValidator(_from_json_key), Field(strict=True)]
 
 
 class _Options(BaseModel):
@@ -35,27 +54,27 @@ class SamplingParams(_Options):
     "processed" the law after penalties, temperature and filters.
     """
 
-    n: Annotated[int, Field(ge=1, le=128)] = 1
+    n: Annotated[Whole, Field(ge=1, le=128)] = 1
     temperature: Annotated[Finite, Field(ge=0, le=100)] = 1.0
     top_p: Annotated[Finite, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1)] = 0
+    top_k: Annotated[Whole, Field(ge=-1)] = 0
     min_p: Annotated[Finite, Field(ge=0, le=1)] = 0.0
     repetition_penalty: Annotated[Finite, Field(gt=0, le=100)] = 1.0
     presence_penalty: Annotated[Finite, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] = 0.0
-    logit_bias: Mapping[int, Annotated[Finite, Field(ge=-100, le=100)]] = {}
-    allowed_token_ids: tuple[int, ...] | None = None
-    min_tokens: Annotated[int, Field(ge=0)] = 0
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
+    logit_bias: Mapping[TokenKey, Annotated[Finite, Field(ge=-100, le=100)]] = {}
+    allowed_token_ids: tuple[Whole, ...] | None = None
+    min_tokens: Annotated[Whole, Field(ge=0)] = 0
+    max_tokens: Annotated[Whole, Field(ge=1)] | None = None
+    seed: Annotated[Whole, Field(ge=0, lt=2**64)] | None = None
+    stop: tuple[Text, ...] = ()
+    stop_token_ids: tuple[Whole, ...] = ()
+    include_stop_str_in_output: Flag = False
+    ignore_eos: Flag = False
+    logprobs: Flag = False
+    top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
     logprobs_mode: Literal["raw", "processed"] = "raw"
-    skip_special_tokens: bool = True
+    skip_special_tokens: Flag = True
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -87,12 +106,12 @@ class DraftOptions(_Options):
     `adaptive` false every round drafts exactly `num_draft_tokens` nodes where that many exist.
     """
 
-    num_draft_tokens: Annotated[int, Field(ge=0, le=256)] | None = None
-    depth: Annotated[int, Field(ge=1, le=64)] | None = None
-    topk: Annotated[int, Field(ge=1, le=64)] | None = None
-    prompt_lookup_max: Annotated[int, Field(ge=1, le=16)] = 4
-    prompt_lookup_min: Annotated[int, Field(ge=1, le=16)] = 1
-    adaptive: bool = True
+    num_draft_tokens: Annotated[Whole, Field(ge=0, le=256)] | None = None
+    depth: Annotated[Whole, Field(ge=1, le=64)] | None = None
+    topk: Annotated[Whole, Field(ge=1, le=64)] | None = None
+    prompt_lookup_max: Annotated[Whole, Field(ge=1, le=16)] = 4
+    prompt_lookup_min: Annotated[Whole, Field(ge=1, le=16)] = 1
+    adaptive: Flag = True
 
     @model_validator(mode="after")
     def _lookup_range(self) -> Self:
@@ -111,13 +130,13 @@ class EngineOptions(_Options):
     """
 
     dtype: Literal["auto", "float64", "float32", "bfloat16", "float16"] = "auto"
-    device: str = "auto"
-    page_size: Annotated[int, Field(ge=16, le=256)] = 16
-    kv_tokens: Annotated[int, Field(ge=64)] | None = None
-    max_context: Annotated[int, Field(ge=8)] | None = None
-    max_batch: Annotated[int, Field(ge=1, le=1024)] = 8
-    prefill_chunk: Annotated[int, Field(ge=1, le=65536)] = 256
-    reuse_prefix: bool = True
+    device: Text = "auto"
+    page_size: Annotated[Whole, Field(ge=16, le=256)] = 16
+    kv_tokens: Annotated[Whole, Field(ge=64)] | None = None
+    max_context: Annotated[Whole, Field(ge=8)] | None = None
+    max_batch: Annotated[Whole, Field(ge=1, le=1024)] = 8
+    prefill_chunk: Annotated[Whole, Field(ge=1, le=65536)] = 256
+    reuse_prefix: Flag = True
 
 
 def _as_bad_request(err: ValidationError, kind: type[BaseModel]) -> BadRequest:

@@ -34,7 +34,7 @@ DIALECTS = [(from_vllm, _VLLM, VLLM_KEYS), (from_sglang, _SGLANG, SGLANG_KEYS)]
 
 def test_vllm_counts_leave_the_root_out() -> None:
     asked = from_vllm({"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 6})
-    want = {"num_draft_tokens": 5, "depth": 5, "prompt_lookup_max": 6}
+    want = {"num_draft_tokens": 5, "depth": 5, "prompt_lookup_max": 6, "prompt_lookup_min": 6}
     assert asked == Drafting("ngram", want)
     assert asked.draft_options().num_draft_tokens == 5
 
@@ -115,6 +115,12 @@ def test_a_method_that_is_not_here_is_refused_by_name(method: str) -> None:
         ({"method": "ngram", "num_speculative_tokens": True}, "num_speculative_tokens"),
         ({"method": "ngram", "num_speculative_tokens": 999}, "num_speculative_tokens"),
         ({"method": "ngram", "prompt_lookup_max": 99}, "prompt_lookup_max"),
+        ({"method": "ngram", "prompt_lookup_min": 99}, "prompt_lookup_min"),
+        ({"model": ""}, "model"),
+        ({"model": ["small"]}, "model"),
+        ({"parallel_drafting": "false"}, "parallel_drafting"),
+        ({"parallel_drafting": 0}, "parallel_drafting"),
+        ({"draft_tensor_parallel_size": True}, "draft_tensor_parallel_size"),
         ({"model": "small", "prompt_lookup_max": 3}, "prompt_lookup_max"),
     ],
 )
@@ -132,3 +138,30 @@ def test_two_widths_that_disagree_are_refused() -> None:
 
 def test_the_adaptive_switch_is_taken() -> None:
     assert from_sglang({"speculative_adaptive": True}).options == {"adaptive": True}
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [(True, True), ("true", True), ("True", True), (False, False), ("false", False)],
+)
+def test_the_word_false_turns_a_switch_off(given: object, meant: bool) -> None:
+    assert from_sglang({"speculative_adaptive": given}).options == {"adaptive": meant}
+
+
+@pytest.mark.parametrize("given", ["", "no", "1", 1, 0, [], "ture"])
+def test_a_switch_takes_true_and_false_alone(given: object) -> None:
+    with pytest.raises(BadRequest, match="speculative_adaptive"):
+        from_sglang({"speculative_adaptive": given})
+
+
+@pytest.mark.parametrize("key", ["prompt_lookup_max", "prompt_lookup_min"])
+def test_one_bound_of_vllms_lookup_stands_for_both(key: str) -> None:
+    both = {"prompt_lookup_max": 5, "prompt_lookup_min": 5}
+    assert from_vllm({"method": "ngram", key: 5}).options == both
+
+
+def test_both_bounds_of_vllms_lookup_stay_as_given() -> None:
+    both = {"prompt_lookup_max": 5, "prompt_lookup_min": 2}
+    assert from_vllm({"method": "ngram", **both}).options == both
+    flags = {"speculative_ngram_max_match_window_size": 5}
+    assert from_sglang(flags).options == {"prompt_lookup_max": 5}

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from cli_runs import furcate
 
+from furcate.engine import bench as measuring
+from furcate.engine.compare import Parting
+
 Capsys = pytest.CaptureFixture[str]
 KEYS = {
     "tokens_per_round",
@@ -173,6 +176,8 @@ def test_a_file_without_prompts_is_refused(
         ["--limit", "0"],
         ["--batch", "0"],
         ["--baseline", "fast"],
+        ["--n", "2"],
+        ["--logprobs"],
         ["--json", "/no/such/folder/a.json"],
         ["--json", "/"],
     ],
@@ -182,3 +187,19 @@ def test_a_mistake_costs_no_run(capsys: Capsys, words: list[str], more: list[str
     ran = furcate(capsys, *words, *more)
     assert ran.code == 2
     assert ran.out == ""
+
+
+@pytest.mark.parametrize("more", [[], ["--json", "-"]], ids=["text", "json"])
+@pytest.mark.parametrize(("tie", "code"), [(True, 0), (False, 1)])
+def test_a_difference_that_rounding_does_not_explain_fails_the_run(
+    capsys: Capsys,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    more: list[str],
+    tie: bool,
+    code: int,
+) -> None:
+    monkeypatch.setattr(measuring, "parting", lambda *_: Parting(3, 1, 2, 0.5, tie))
+    ran = furcate(capsys, *words, "--limit", "1", *more)
+    assert ran.code == code
+    assert "identical" in ran.out

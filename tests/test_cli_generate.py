@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from cli_runs import furcate
 
+from furcate.engine import compare
+from furcate.engine.compare import Parting
+
 Capsys = pytest.CaptureFixture[str]
 SHORT = ("--max-tokens", "24", "--ignore-eos")
 
@@ -96,6 +99,19 @@ def test_options_of_vllm_and_sglang_are_understood(capsys: Capsys, tiny_model: P
         (["hello", "--dtype", "int3"], "dtype"),
         (["hello", "--device", "abacus"], "device"),
         (["hello", "--stop", ""], "stop"),
+        (["hello", "--stop-token-id", "99999"], "stop_token_ids"),
+        (["hello", "--allowed-token-id", "-1"], "allowed_token_ids"),
+        (["hello", "--logit-bias", "5"], "--logit-bias"),
+        (["hello", "--logit-bias", "a=1"], "--logit-bias"),
+        (["hello", "--logit-bias", "5=1", "--logit-bias", "5=2"], "--logit-bias"),
+        (["hello", "--logit-bias", "5=nan"], "logit_bias"),
+        (["hello", "--logprobs"], "--json"),
+        (["hello", "--json", "--top-logprobs", "2"], "top_logprobs"),
+        (["hello", "--n", "0"], "n:"),
+        (["hello", "--n", "2", "--compare"], "--n"),
+        (["hello", "--drafter", ""], "--drafter"),
+        (["hello", "--speculative-config", '{"model": ""}'], "model"),
+        (["hello", "--drafter", "no-such-drafter", "--nodes", "0"], "no-such-drafter"),
         (["hello", "--drafter", "no-such-drafter"], "no-such-drafter"),
         (["hello", "--target", "no-such-model"], "no-such-model"),
         (["hello", "--target", "/no/such.gguf"], "/no/such.gguf"),
@@ -140,3 +156,64 @@ def test_a_prompt_beyond_the_context_is_refused(capsys: Capsys, tiny_model: Path
     ran = furcate(capsys, "generate", "hello " * 600, "--target", str(tiny_model))
     assert ran.code == 2
     assert "512" in ran.err
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]], ids=["text", "json"])
+@pytest.mark.parametrize(("tie", "code"), [(True, 0), (False, 1)])
+def test_compare_fails_on_a_difference_that_rounding_does_not_explain(
+    capsys: Capsys,
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_model: Path,
+    tie: bool,
+    code: int,
+    as_json: list[str],
+) -> None:
+    monkeypatch.setattr(compare, "parting", lambda *_: Parting(3, 1, 2, 0.5, tie))
+    words = ["--target", str(tiny_model), "--compare", *SHORT, *as_json]
+    ran = furcate(capsys, "generate", "hello", *words)
+    assert ran.code == code
+    assert ran.err.count("error") == 0
+    assert "identical" in ran.out
+
+
+def test_all_answers_are_printed_and_lie_in_the_json(capsys: Capsys, tiny_model: Path) -> None:
+    words = ["generate", "hello", "--n", "3", "--seed", "4", "--temperature", "1", *SHORT]
+    target = ["--target", str(tiny_model), "--dtype", "float64"]
+    record = json.loads(furcate(capsys, *words, *target, "--json").out)
+    texts = [choice["text"] for choice in record["choices"]]
+    assert len(set(texts)) == 3
+    assert record["text"] == texts[0]
+    ran = furcate(capsys, *words, *target)
+    assert ran.code == 0
+    for number, text in enumerate(texts, 1):
+        assert f"--- answer {number} of 3\n{text}\n" in ran.out
+
+
+def test_allowed_and_biased_tokens_are_what_is_said(capsys: Capsys, tiny_model: Path) -> None:
+    words = ["generate", "hello", "--json", "--target", str(tiny_model), *SHORT]
+    ran = furcate(capsys, *words, "--allowed-token-id", "70", "--allowed-token-id", "71")
+    assert set(json.loads(ran.out)["token_ids"]) <= {70, 71}
+    ran = furcate(capsys, *words, "--logit-bias", "72=100")
+    assert set(json.loads(ran.out)["token_ids"]) == {72}
+    ran = furcate(capsys, *words, "--logit-bias", "72=100", "--stop-token-id", "72")
+    record = json.loads(ran.out)
+    assert (record["token_ids"], record["stop_reason"]) == ([72], 72)
+
+
+def test_a_stop_string_may_stay_in_the_answer(capsys: Capsys, tiny_model: Path) -> None:
+    words = ["generate", "hello", "--json", "--target", str(tiny_model), *SHORT]
+    words += ["--logit-bias", "70=100"]
+    text = json.loads(furcate(capsys, *words).out)["text"]
+    cut = json.loads(furcate(capsys, *words, "--stop", text[0]).out)["text"]
+    kept = furcate(capsys, *words, "--stop", text[0], "--include-stop-str-in-output").out
+    assert cut == ""
+    assert json.loads(kept)["text"] == text[0]
+
+
+def test_logprobs_lie_in_the_json(capsys: Capsys, tiny_model: Path) -> None:
+    words = ["generate", "hello", "--json", "--target", str(tiny_model), *SHORT]
+    ran = furcate(capsys, *words, "--logprobs", "--top-logprobs", "2")
+    record = json.loads(ran.out)
+    assert [entry["token_id"] for entry in record["logprobs"]] == record["token_ids"]
+    assert all(entry["logprob"] <= 0 and len(entry["top"]) == 2 for entry in record["logprobs"])
+    assert "logprobs" not in json.loads(furcate(capsys, *words).out)

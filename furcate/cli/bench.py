@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from typer import Option
+from typer import Exit, Option
 
 from furcate.cli.lazy import bench_module, compare_module, load_engine
 from furcate.cli.options import DraftFlags, SamplingFlags, TargetFlags
@@ -67,8 +67,11 @@ class BenchFlags:
 def bench(
     flags: BenchFlags, sampling: SamplingFlags, draft: DraftFlags, target: TargetFlags
 ) -> None:
-    """Measure tokens per round (bonus included), acceptance and speed on a file of prompts."""
-    params = sampling.params()
+    """Measure tokens per round (bonus included), acceptance and speed on a file of prompts.
+
+    The exit code is 1 if an answer differs from plain decoding by more than a rounding tie.
+    """
+    params = sampling.lone_params()
     if params.seed is None:  # both ways of decoding need the same one
         params = params.model_copy(update={"seed": 0})
     all_turns = flags.turns is Turns.ALL
@@ -85,10 +88,12 @@ def bench(
         report = bench_module().report(engine, answers, _asked(flags, params, draft, target))
     if flags.as_json == "-":
         print_json(report)
-        return
-    _show(report)
-    if flags.as_json is not None:
-        write_json(Path(flags.as_json), report)
+    else:
+        _show(report)
+        if flags.as_json is not None:
+            write_json(Path(flags.as_json), report)
+    if not all(part["tie"] for part in report["differences"] or ()):
+        raise Exit(1)
 
 
 def _measured(

@@ -47,7 +47,7 @@ class ChatFlags:
 
 def chat(flags: ChatFlags, sampling: SamplingFlags, draft: DraftFlags, target: TargetFlags) -> None:
     """Talk with the model; a line is a turn."""
-    params = sampling.params()
+    params = sampling.lone_params()
     with load_engine(target, draft, max_batch=1) as engine:
         talk = Talk(engine, params, flags)
         for line in _lines(silent=flags.as_json):

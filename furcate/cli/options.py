@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -88,9 +89,13 @@ class DraftFlags:
     depth: Annotated[
         int | None, Option(help="Most drafted tokens in a row.", rich_help_panel=_DRAFT)
     ] = None
-    topk: Annotated[int | None, Option(help="Most children of a node.", rich_help_panel=_DRAFT)] = (
-        None
-    )
+    topk: Annotated[
+        int | None,
+        Option(
+            help="n-grams: most earlier matches followed. A model: most candidates a level.",
+            rich_help_panel=_DRAFT,
+        ),
+    ] = None
     adaptive: Annotated[
         bool | None,
         Option(
@@ -118,7 +123,7 @@ class DraftFlags:
 
     def chosen_drafter(self) -> str:
         """The drafter's name or path, n-grams where none is named."""
-        return self.drafter or self._alias().drafter or "ngram"
+        return self._own_drafter() or self._alias().drafter or "ngram"
 
     def draft_options(self) -> DraftOptions:
         """furcate's own flags and vLLM's JSON together.
@@ -129,13 +134,19 @@ class DraftFlags:
         own = {name: value for name, value in self._own().items() if value is not None}
         alias = self._alias()
         twice = [name for name in own if name in alias.options]
-        if self.drafter and alias.drafter:
+        if self._own_drafter() and alias.drafter:
             twice.append("drafter")
         if twice:
             hint = "leave it out of one of them"
             what = "given by a flag and in --speculative-config"
             raise BadRequest(what, field=twice[0], hint=hint)
         return DraftOptions(**{**alias.options, **own})
+
+    def _own_drafter(self) -> str | None:
+        if self.drafter is not None and not self.drafter.strip():
+            hint = "ngram, off, or a model"
+            raise BadRequest("must not be empty", field="--drafter", value=self.drafter, hint=hint)
+        return self.drafter
 
     def _own(self) -> dict[str, Any]:
         return {
@@ -188,7 +199,8 @@ class SamplingFlags:
     seed: Annotated[
         int | None,
         Option(
-            help="The same seed gives the same answer, with and without drafting.",
+            help="The same seed gives the same answer, with and without drafting. "
+            "bench takes 0 where none is given.",
             show_default="drawn, and told",
             rich_help_panel=_SAMPLING,
         ),
@@ -200,6 +212,66 @@ class SamplingFlags:
     ignore_eos: Annotated[
         bool, Option("--ignore-eos", help="Go on to --max-tokens.", rich_help_panel=_SAMPLING)
     ] = False
+
+    include_stop_str_in_output: Annotated[
+        bool,
+        Option(
+            "--include-stop-str-in-output",
+            help="Let the answer end with the --stop text that ended it.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = False
+    stop_token_id: Annotated[
+        list[int] | None,
+        Option(help="End at this token id; may be given again.", rich_help_panel=_SAMPLING),
+    ] = None
+    allowed_token_id: Annotated[
+        list[int] | None,
+        Option(help="Say only tokens with this id; may be given again.", rich_help_panel=_SAMPLING),
+    ] = None
+    logit_bias: Annotated[
+        list[str] | None,
+        Option(
+            metavar="TOKEN=BIAS",
+            help="Add to the logit of a token id; may be given again.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = None
+    n: Annotated[
+        int,
+        Option(
+            "--n",
+            help="Answers to the prompt; more than one for generate only.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = 1
+    logprobs: Annotated[
+        bool,
+        Option(
+            "--logprobs",
+            help="Show each token's logprob; for generate --json only.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = False
+    top_logprobs: Annotated[
+        int,
+        Option(
+            help="With --logprobs: the likeliest tokens too, this many.", rich_help_panel=_SAMPLING
+        ),
+    ] = 0
+
+    def lone_params(self) -> SamplingParams:
+        """`params` for a command that shows one answer, and no logprobs.
+
+        Raises:
+            BadRequest: more is asked for, or as `params`.
+        """
+        hint = "only `furcate generate` shows this"
+        if self.n != 1:
+            raise BadRequest("one answer is shown", field="--n", value=self.n, hint=hint)
+        if self.logprobs:
+            raise BadRequest("no logprobs are shown", field="--logprobs", hint=hint)
+        return self.params()
 
     def params(self) -> SamplingParams:
         """As the engine takes them.
@@ -220,4 +292,28 @@ class SamplingFlags:
             seed=self.seed,
             stop=tuple(self.stop or ()),
             ignore_eos=self.ignore_eos,
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            stop_token_ids=tuple(self.stop_token_id or ()),
+            allowed_token_ids=tuple(self.allowed_token_id) if self.allowed_token_id else None,
+            logit_bias=_biases(self.logit_bias or ()),
+            n=self.n,
+            logprobs=self.logprobs,
+            top_logprobs=self.top_logprobs,
         )
+
+
+def _biases(words: Iterable[str]) -> dict[int, float]:
+    """TOKEN=BIAS words as a mapping."""
+    biases: dict[int, float] = {}
+    for word in words:
+        token, _, bias = word.partition("=")
+        try:
+            token_id, value = int(token), float(bias)
+        except ValueError:
+            hint = "for example 42=-100"
+            what = "must be TOKEN=BIAS, a token id and a number"
+            raise BadRequest(what, field="--logit-bias", value=word, hint=hint) from None
+        if token_id in biases:
+            raise BadRequest("this token has two biases", field="--logit-bias", value=word)
+        biases[token_id] = value
+    return biases

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -13,11 +14,12 @@ from rich.console import Console
 from furcate.errors import BadRequest
 
 if TYPE_CHECKING:
-    from furcate.engine.outputs import Stats
+    from furcate.engine.outputs import Stats, TokenLogprob
 
 __all__ = [
     "check_writable",
     "err",
+    "logprob_json",
     "out",
     "print_json",
     "print_text",
@@ -56,6 +58,15 @@ def check_writable(path: Path) -> None:
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         hint = "name a file in a folder that exists and may be written to"
         raise BadRequest("cannot be written", field="--json", value=str(path), hint=hint)
+
+
+def logprob_json(entry: TokenLogprob) -> dict[str, Any]:
+    """A token's logprob and its rivals'; null stands for minus infinity, which JSON cannot say."""
+
+    def pair(token_id: int, logprob: float) -> dict[str, Any]:
+        return {"token_id": token_id, "logprob": logprob if math.isfinite(logprob) else None}
+
+    return pair(entry.token_id, entry.logprob) | {"top": [pair(*rival) for rival in entry.top]}
 
 
 def stats_line(stats: Stats) -> str:

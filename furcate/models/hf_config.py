@@ -29,6 +29,8 @@ class _Architecture:
     window_is_optional: bool = True  # active only with use_sliding_window
 
 
+_LARGEST = 2**53  # no size of a network comes near, and floats hold it exactly
+
 _WINDOW = frozenset({"layer_types", "max_window_layers", "use_sliding_window"})
 _NOPE = frozenset({"no_rope_layers", "no_rope_layer_interval"})
 _BIASES = frozenset({"attention_bias", "mlp_bias"})
@@ -173,15 +175,20 @@ def _check_only(key: str, value: object) -> None:
 
 
 def _refuse_windows(config: Mapping[str, Any], known: _Architecture) -> None:
-    kinds = config.get("layer_types") or []
-    if set(kinds) - {"full_attention"}:
+    kinds = config.get("layer_types")
+    if kinds is not None and not _is_list_of(str, kinds):
+        raise BadFile("must be a list of names", field="layer_types", value=kinds)
+    if any(kind != "full_attention" for kind in kinds or ()):
         raise Unsupported("all layers must be full_attention", field="layer_types", value=kinds)
     if known.window_is_optional and "use_sliding_window" in known.keys:
         first = _integer(config, "max_window_layers", 0)
-        if not _flag(config, "use_sliding_window", False) or first >= config["num_hidden_layers"]:
+        windowed = _flag(config, "use_sliding_window", False)
+        if not windowed or first >= _integer(config, "num_hidden_layers"):
             return
-    window = config.get("sliding_window", known.sliding_window)
-    if window is not None and window < _integer(config, "max_position_embeddings"):
+    if config.get("sliding_window", known.sliding_window) is None:
+        return
+    window = _integer(config, "sliding_window", known.sliding_window)
+    if window < _integer(config, "max_position_embeddings"):
         raise Unsupported(
             "sliding window attention is not computed",
             field="sliding_window",
@@ -192,9 +199,11 @@ def _refuse_windows(config: Mapping[str, Any], known: _Architecture) -> None:
 
 def _head_dim(config: Mapping[str, Any], known: _Architecture) -> int:
     heads, hidden = _integer(config, "num_attention_heads"), _integer(config, "hidden_size")
-    if config.get("head_dim") is None and known.head_dim is None and (heads < 1 or hidden % heads):
+    if config.get("head_dim") is not None or known.head_dim is not None:
+        return _integer(config, "head_dim", known.head_dim)
+    if heads < 1 or hidden % heads:
         raise BadFile(f"must divide {hidden}", field="num_attention_heads", value=heads)
-    return _integer(config, "head_dim", known.head_dim or hidden // heads)
+    return hidden // heads
 
 
 def _rope_layers(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
@@ -204,7 +213,7 @@ def _rope_layers(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
     if given is None:
         every = max(1, _integer(config, "no_rope_layer_interval", 4))
         return tuple((index + 1) % every != 0 for index in range(layers))
-    if not isinstance(given, list) or len(given) < layers or set(given) - {0, 1}:
+    if not _is_list_of(int, given) or len(given) < layers or set(given) - {0, 1}:
         raise BadFile(
             f"must list 0 or 1 for {layers} layers (1: the layer sees positions)",
             field="no_rope_layers",
@@ -213,10 +222,16 @@ def _rope_layers(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
     return tuple(bool(flag) for flag in given[:layers])
 
 
+def _is_list_of(kind: type, value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(entry, kind) for entry in value)
+
+
 def _integer(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
     value = _given(config, key, default)
     if isinstance(value, bool) or not isinstance(value, int):
         raise BadFile("must be a whole number", field=key, value=value)
+    if abs(value) > _LARGEST:
+        raise BadFile(f"must be at most {_LARGEST}", field=key, value=value)
     return value
 
 
@@ -224,6 +239,8 @@ def _number(config: Mapping[str, Any], key: str) -> float:
     value = _given(config, key, None)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise BadFile("must be a number", field=key, value=value)
+    if not abs(value) <= _LARGEST:  # NaN too, which Python reads where JSON has no such word
+        raise BadFile("must be a finite number", field=key, value=value)
     return float(value)
 
 

@@ -13,6 +13,8 @@ __all__ = ["ROPE_KEYS", "rope_from_hf"]
 
 ROPE_KEYS = frozenset({"partial_rotary_factor", "rope_parameters", "rope_scaling", "rope_theta"})
 
+_LARGEST = 1e300  # sums and products of two magnitudes stay finite below
+
 _EVERYWHERE = frozenset({"partial_rotary_factor", "rope_theta", "rope_type", "type"})
 _KEYS: dict[str, frozenset[str]] = {
     "default": frozenset(),
@@ -36,9 +38,14 @@ _KEYS: dict[str, frozenset[str]] = {
 
 
 def rope_from_hf(config: Mapping[str, Any], *, default_theta: float) -> RopeSpec:
-    """The rotary positions of a config. Raises Unsupported for scalings furcate does not know."""
+    """The rotary positions of a config.
+
+    Raises Unsupported for scalings furcate does not know, BadFile for values of the wrong type.
+    """
     given = _merged(config, default_theta)
     kind = given.get("rope_type", given.get("type", "default"))
+    if not isinstance(kind, str):
+        raise BadFile("must be a name", field="rope_scaling.rope_type", value=kind)
     if kind not in _KEYS:
         raise Unsupported(
             "unknown rope scaling",
@@ -65,14 +72,18 @@ def _merged(config: Mapping[str, Any], default_theta: float) -> dict[str, Any]:
     scaling, parameters = config.get("rope_scaling"), config.get("rope_parameters")
     if scaling and parameters and scaling != parameters:
         raise BadFile("contradicts rope_parameters", field="rope_scaling", value=scaling)
+    for name, record in (("rope_scaling", scaling), ("rope_parameters", parameters)):
+        if record is not None and not isinstance(record, Mapping):
+            raise BadFile("must be a JSON object", field=name, value=record)
     given = parameters or scaling or {}
-    if not isinstance(given, Mapping):
-        raise BadFile("must be a JSON object", field="rope_scaling", value=given)
     merged = {key: value for key, value in given.items() if value is not None}
     for key in ("rope_theta", "partial_rotary_factor"):
         outer = config.get(key)
-        if outer is not None and merged.setdefault(key, outer) != outer:
+        if outer is None:
+            continue
+        if key in merged and merged[key] != outer:
             raise BadFile(f"contradicts rope_parameters.{key}", field=key, value=outer)
+        merged[key] = outer
     merged.setdefault("rope_theta", default_theta)
     return merged
 
@@ -113,6 +124,9 @@ def _attention_factor(given: Mapping[str, Any]) -> float:
         return _number(given, "attention_factor")
     factor = _number(given, "factor")
     over, under = _number(given, "mscale", 0.0), _number(given, "mscale_all_dim", 0.0)
+    for key, scale in (("mscale", over), ("mscale_all_dim", under)):
+        if scale < 0:
+            raise BadFile("must not be negative", field=f"rope_scaling.{key}", value=scale)
     if over and under:
         return _magnitude(factor, over) / _magnitude(factor, under)
     return _magnitude(factor, 1.0)
@@ -126,6 +140,8 @@ def _number(given: Mapping[str, Any], key: str, default: float | None = None) ->
     value = given.get(key, default)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise BadFile("must be a number", field=f"rope_scaling.{key}", value=value)
+    if not abs(value) <= _LARGEST:  # NaN too, which Python reads where JSON has no such word
+        raise BadFile("must be a finite number", field=f"rope_scaling.{key}", value=value)
     return float(value)
 
 
