@@ -12,6 +12,7 @@ from furcate.errors import BadFile, Unsupported
 from furcate.models.causal import causal_attend
 from furcate.models.decoder import Decoder
 from furcate.models.hf_config import spec_from_hf_config
+from furcate.models.linear import Linear
 from furcate.models.rope import Rope
 from furcate.models.spec import DecoderSpec, RopeSpec
 from furcate.models.weights import places
@@ -106,12 +107,15 @@ def test_packing_changes_results_by_rounding_only(name: str, rows: int) -> None:
     assert off_TV.abs().max() < 1e-4  # float32, logits of size 20; worst seen 2e-5
 
 
-@pytest.mark.parametrize("rows", [1, 2])
-def test_a_few_rows_still_read_the_plain_weights(rows: int) -> None:
+def test_a_lone_row_reads_the_plain_weights() -> None:
+    """Its result does not depend on the packed copies."""
     decoder = random_decoder("llama_tied")
-    before_TV = logits(decoder, rows)
     decoder.pack()
-    assert torch.equal(logits(decoder, rows), before_TV)
+    before_TV = logits(decoder, 1)
+    for module in decoder.modules():
+        if isinstance(module, Linear):
+            module.packed = torch.zeros(1)
+    assert torch.equal(logits(decoder, 1), before_TV)
 
 
 def test_packing_twice_is_packing_once() -> None:
