@@ -9,7 +9,7 @@ import pytest
 from tiny_engine import prompt_of, tiny_engine
 
 from furcate.config import SamplingParams
-from furcate.engine.budget import Budget
+from furcate.engine.budget import WORTH, Budget
 from furcate.verify.law import Needs
 
 NEEDS = Needs()
@@ -34,12 +34,13 @@ def budget_of(cost: Cost, most_nodes: int = 63, adaptive: bool = True) -> tuple[
 
 
 def best_rows(cost: Cost, gains: Sequence[Sequence[float]], most_nodes: int) -> int:
-    """The definition: argmax of E/T over all sizes, the smallest of equals."""
+    """The definition: argmax of E/T over all sizes; a tree must beat one row by a margin."""
     sizes = [r for r in (1, 2, 4, 8, 16, 32, 64, 128, 256) if r <= most_nodes] + [most_nodes + 1]
 
     def rate(rows: int) -> float:
         tokens = len(gains) + sum(sum(mine[: rows - 1]) for mine in gains)
-        return tokens / cost(1 << (rows * len(gains) - 1).bit_length())
+        plain = WORTH if rows == 1 else 1.0
+        return plain * tokens / cost(1 << (rows * len(gains) - 1).bit_length())
 
     return max(sizes, key=lambda rows: (rate(rows), -rows))
 

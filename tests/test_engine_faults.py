@@ -9,7 +9,7 @@ import pytest
 from tiny_engine import free_pages, judged, prompt_of, tiny_engine
 
 from furcate.config import SamplingParams
-from furcate.engine.budget import LONGEST_REST, Patience
+from furcate.engine.budget import Patience
 from furcate.engine.engine import Engine
 
 
@@ -135,17 +135,38 @@ def test_a_drafter_that_rested_goes_on_as_if_it_had_not(monkeypatch: pytest.Monk
         assert out.stats.accepted_by_depth == out.stats.offered_by_depth
 
 
-def test_rests_double_and_end_where_a_draft_pays() -> None:
-    patience, rests = Patience(), []
-    for _ in range(7):
-        patience.note(False)
-        patience.note(False)
-        rest = 1
-        while not patience.asks():
-            rest += 1
-        rests.append(rest)
-    assert rests == [16, 32, 64, 128, 256, 256, 256]
-    assert max(rests) == LONGEST_REST
+def rests_of(patience: Patience, count: int) -> list[int]:
+    """Rounds until the drafter is asked again, for so many rests in a row."""
+    rests = []
+    for _ in range(count):
+        rounds = 0
+        while True:
+            if rounds == 0:
+                patience.note(False)
+            if patience.asks():
+                break
+            rounds += 1
+        if rounds:
+            rests.append(rounds + 1)
+    return rests
+
+
+@pytest.mark.parametrize(
+    ("light", "tries", "want"),
+    [(False, 2, [16, 32, 64, 128, 256, 256]), (True, 16, [2, 4, 4, 4, 4, 4])],
+)
+def test_rests_double_and_end_where_a_draft_pays(light: bool, tries: int, want: list[int]) -> None:
+    patience = Patience.of(light=light)
+    assert rests_of(patience, tries - 1) == []
+    assert rests_of(patience, 6) == want
     patience.note(True)
-    patience.note(False)
-    assert patience.asks()
+    assert rests_of(patience, tries - 1) == []
+
+
+def test_warming_up_measures_small_rounds_ahead() -> None:
+    with tiny_engine("ngram", draft={"adaptive": True}) as engine:
+        engine.warm_up(params())
+        (costs,) = engine._loop.budget._costs.values()
+        assert sorted(costs.seconds) == [1, 2, 4, 8, 16]
+        out = engine.collect(engine.submit(prompt_of(20), params()))
+        assert list(out.token_ids) == judged(prompt_of(20), params(seed=out.seed))

@@ -57,18 +57,21 @@ class Answered:
 class Bench:
     """Runs groups of prompts through an engine and its plain twin, one after the other.
 
-    Both meet each group in turn, so that a machine that slows down slows both.
+    Both meet each group in turn, and take turns in going first, so that a machine that slows down
+    or warms up does it to both.
     """
 
     def __init__(self, engine: Engine, plain: Engine | None, params: SamplingParams) -> None:
         self.engine = engine
         self.plain = plain
         self.params = params
+        self._plain_first = False
 
     def warm_up(self, prompt: PromptLine) -> None:
         """Decode a few tokens that are not counted: first calls pay for allocation and probing."""
         few = self.params.model_copy(update={"max_tokens": WARM_TOKENS, "min_tokens": 0})
         for engine in self._engines():
+            engine.warm_up(self.params)
             _run(engine, [prompt.opening], few)
 
     def run(self, prompts: Sequence[PromptLine], batch: int) -> Iterator[Answered]:
@@ -81,8 +84,13 @@ class Bench:
         for turn in range(max(len(prompt.later) for prompt in prompts) + 1):
             at = [i for i, prompt in enumerate(prompts) if len(prompt.later) >= turn]
             asked = [talks[i] for i in at]
-            drafted, seconds = _run(self.engine, asked, self.params)
-            plain, plain_seconds = self._baseline(asked)
+            if self._plain_first:  # who goes second finds a warmer machine
+                plain, plain_seconds = self._baseline(asked)
+                drafted, seconds = _run(self.engine, asked, self.params)
+            else:
+                drafted, seconds = _run(self.engine, asked, self.params)
+                plain, plain_seconds = self._baseline(asked)
+            self._plain_first = not self._plain_first
             for k, i in enumerate(at):
                 part = self._parting(drafted[k], plain[k])
                 share = (seconds / len(at), plain_seconds / len(at))

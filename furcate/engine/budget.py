@@ -12,8 +12,7 @@ from furcate.verify.law import Needs
 __all__ = ["Budget", "Costs", "Patience"]
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-VAIN = 2  # drafts in a row that must disappoint before a costly drafter rests
-FIRST_REST, LONGEST_REST = 16, 256  # rounds
+WORTH = 1.03  # a tree must promise this much more than plain decoding: both are estimates
 DRIFT = 0.1  # weight of one round in the running ratio of measured to probed cost
 
 
@@ -52,15 +51,24 @@ class Costs:
 
 @dataclass(slots=True)
 class Patience:
-    """When a drafter that costs something is asked, and for how long it is left alone.
+    """When a drafter is asked, and for how long it is left alone.
 
-    A few drafts in a row that were not worth scoring, and it rests; twice as long each time, until
-    one pays again. While it rests a round is plain decoding and costs just that.
+    Some drafts in a row that were not worth scoring, and it rests; twice as long each time, until
+    one pays again. While it rests a round is plain decoding and costs just that. A light drafter
+    is given more tries and shorter rests than one that costs as much as the target.
     """
 
+    tries: int = 2  # drafts in a row that must disappoint
+    first: int = 16  # rounds of the first rest
+    longest: int = 256
     vain: int = 0  # drafts in a row that were not worth scoring
     rest: int = 0  # rounds until it is asked again
-    length: int = FIRST_REST
+    length: int = 0  # of the next rest; 0: the first
+
+    @classmethod
+    def of(cls, *, light: bool) -> Patience:
+        """What suits a drafter by its cost."""
+        return cls(tries=16, first=2, longest=4) if light else cls()
 
     def asks(self) -> bool:
         """Whether the drafter is to be asked after the round that begins now."""
@@ -71,12 +79,12 @@ class Patience:
     def note(self, paid: bool) -> None:
         """Hear whether a draft was worth scoring."""
         if paid:
-            self.vain, self.length = 0, FIRST_REST
+            self.vain, self.length = 0, 0
             return
         self.vain += 1
-        if self.vain >= VAIN:
-            self.vain, self.rest = 0, self.length
-            self.length = min(2 * self.length, LONGEST_REST)
+        if self.vain >= self.tries or self.length:
+            self.vain, self.rest = 0, self.length or self.first
+            self.length = min(2 * self.rest, self.longest)
 
 
 class Budget:
@@ -109,7 +117,7 @@ class Budget:
             return 1
         earned = list(accumulate(pooled, initial=float(len(gains))))
         costs = self.costs(needs)
-        best_rows, best_rate = 1, earned[0] / costs.of(len(gains))
+        best_rows, best_rate = 1, WORTH * earned[0] / costs.of(len(gains))
         for rows in self.buckets[1:]:
             tokens = earned[min(rows - 1, len(pooled))]
             if tokens <= best_rate * costs.at_least(rows * len(gains)):

@@ -175,6 +175,11 @@ class Engine:
         with self._lock:
             return self._abort(request_id)
 
+    def warm_up(self, params: SamplingParams | None = None) -> None:
+        """Measure ahead what rounds of this kind cost; else the first that needs it waits."""
+        with self._lock:
+            self._loop.warm_up(params or SamplingParams())
+
     def step(self) -> bool:
         """Advance all requests once; whether anybody is still at work."""
         with self._lock:

@@ -25,6 +25,7 @@ from furcate.verify.stops import Finish
 __all__ = ["Loop"]
 
 BROKEN = "the target's logits at this position are not finite numbers"
+WARM_ROWS = (1, 2, 4, 8, 16)
 PROBES = 3  # rounds timed to learn the cost of a size; the first one only warms up
 
 
@@ -43,7 +44,7 @@ class Loop:
         self._reuse_prefix = built.options.reuse_prefix
         most_nodes = built.round.most_nodes
         self.budget = Budget(self._probe, most_nodes=most_nodes, adaptive=built.adaptive)
-        self.patience = Patience()
+        self.patience = Patience.of(light=built.round.drafter.light)
         self._answers: dict[Request, Answer] = {}
         self._outbox: list[Piece] = []
 
@@ -63,6 +64,13 @@ class Loop:
             self._answers[request] = Answer(ask, self.tokenizer)
             self.scheduler.add(request)
         return requests
+
+    def warm_up(self, params: SamplingParams) -> None:
+        """Learn ahead what small rounds of this kind cost, so that no request waits for it."""
+        if self.budget.adaptive and self.budget.most_nodes:
+            costs = self.budget.costs(needs_of([params], self.limits.vocab))
+            for rows in WARM_ROWS:
+                costs.of(rows)
 
     def drain(self) -> list[Piece]:
         """What may be shown since the last call."""
@@ -147,7 +155,7 @@ class Loop:
 
     def _asks(self, players: list[Request], rows: int) -> bool:
         """Whether the drafter is asked after this round; if so it is told what it has missed."""
-        if self.round.drafter.light or not self.budget.adaptive:
+        if not self.budget.adaptive:
             return True
         if any(request.gains for request in players):
             self.patience.note(rows > 1)
