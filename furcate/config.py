@@ -104,17 +104,35 @@ class DraftOptions(_Options):
 
     `None` leaves the choice to the drafter's defaults and the measured cost. With
     `adaptive` false every round drafts exactly `num_draft_tokens` nodes where that many exist.
+
+    For drafters with a network of their own: `tree` is "dynamic", or a tree of fixed ranks as a
+    list of rank paths (Medusa's `medusa_choices`) or a JSON file with one; `draft_vocab` the tokens
+    that a head may propose; `beta` and `sigma` replace what calibration says of all depths. With
+    `entropy_children` = k a node has at most 1 + ceil(k * (exp(H) - 1)) children, H being the
+    entropy of its law; `value_threshold` drops nodes that are accepted less often, and with
+    `entropy_gate` = g the children of nodes whose value * (1 - sqrt(g * H)) is below it.
     """
 
     num_draft_tokens: Annotated[Whole, Field(ge=0, le=256)] | None = None
     depth: Annotated[Whole, Field(ge=1, le=64)] | None = None
     topk: Annotated[Whole, Field(ge=1, le=64)] | None = None
+    tree: Text | tuple[tuple[Annotated[Whole, Field(ge=0, le=63)], ...], ...] = "dynamic"
+    draft_vocab: Annotated[Whole, Field(ge=1)] | None = None
+    beta: Annotated[Finite, Field(gt=0)] | None = None
+    sigma: Annotated[Finite, Field(gt=0)] | None = None
+    value_threshold: Annotated[Finite, Field(ge=0, lt=1)] = 0.0
+    entropy_children: Annotated[Finite, Field(ge=0)] | None = None
+    entropy_gate: Annotated[Finite, Field(ge=0)] | None = None
     prompt_lookup_max: Annotated[Whole, Field(ge=1, le=16)] = 4
     prompt_lookup_min: Annotated[Whole, Field(ge=1, le=16)] = 1
     adaptive: Flag = True
 
     @model_validator(mode="after")
-    def _lookup_range(self) -> Self:
+    def _fits_together(self) -> Self:
+        if self.tree != "dynamic" and (self.depth is not None or self.topk is not None):
+            raise ValueError("a tree of fixed ranks says itself how deep and how wide it is")
+        if self.entropy_gate is not None and not self.value_threshold:
+            raise ValueError("entropy_gate needs a value_threshold above 0")
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError(
                 f"prompt_lookup_min must be at most prompt_lookup_max = {self.prompt_lookup_max}"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from furcate.drafters.base import View
-from furcate.kernels.draft import Proposal
+from furcate.kernels.draft import Draft, Proposal
 from furcate.models.decoder import Decoder
 from furcate.models.spec import DecoderSpec, RopeSpec
 from furcate.verify.law import Law, Needs
@@ -96,6 +96,11 @@ def paths_of(proposal: Proposal, b: int = 0) -> dict[tuple[int, ...], float]:
         assert path[node] not in found, "siblings differ in their token"
         found[path[node]] = value[node]
     return found
+
+
+def no_features(draft: Draft) -> Tensor:
+    """What a drafter without layers is told of a round."""
+    return torch.zeros(*draft.tokens_BR.shape, 0, dtype=torch.float64)
 
 
 def rows_equal(a: Proposal, b: Proposal, row: int, other: int) -> bool:

@@ -7,14 +7,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from drafter_views import CPU, PAGE, TINY, law_of, paths_of, tiny_decoder, view_of
+from drafter_views import CPU, PAGE, TINY, law_of, no_features, paths_of, tiny_decoder, view_of
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from furcate.config import DraftOptions
+from furcate.drafters.around import around_model
 from furcate.drafters.base import View
-from furcate.drafters.expand import Coupling
-from furcate.drafters.model import ModelDrafter, Room
+from furcate.drafters.draft_cache import Room
+from furcate.drafters.plausible import PRIOR
+from furcate.drafters.recurrent import RecurrentDrafter
+from furcate.drafters.trust import Trust
 from furcate.engine.target import chain
 from furcate.kernels.draft import Verdict
 from furcate.kernels.select import select
@@ -28,12 +31,16 @@ SHORT = [5, 2]
 MIDDLE = [(5 * i + 1) % 23 for i in range(18)]
 
 
-def drafter_of(options: DraftOptions = OPTIONS, vocab: int = TINY.vocab_size) -> ModelDrafter:
+def drafter_of(options: DraftOptions = OPTIONS, vocab: int = TINY.vocab_size) -> RecurrentDrafter:
     room = Room(capacity=CAPACITY, pages=40, page_size=PAGE, vocab=vocab, device=CPU)
-    return ModelDrafter(tiny_decoder(), options, room)
+    return around_model(tiny_decoder(), options, room)
 
 
-def read_prompt(drafter: ModelDrafter, view: View, step: int = 7) -> None:
+def trust_of(drafter: RecurrentDrafter) -> Trust:
+    return drafter.plausible.trust
+
+
+def read_prompt(drafter: RecurrentDrafter, view: View, step: int = 7) -> None:
     """Hand over everything before the root in stretches, as the engine does."""
     for b in range(len(view.length_B)):
         length = int(view.length_B[b])
@@ -66,13 +73,13 @@ def expected_value(view: View, b: int, path: Sequence[int]) -> float:
     root, temperature = int(view.length_B[b]), float(view.law.temperature_B[b])
     text = view.tokens_BW[b, : root + 1].tolist()
     logits_TV = teacher_forced([*text, *path])[0].float()
-    total, coupling = 0.0, Coupling()
+    total, scale = 0.0, PRIOR.scale(1)
     for d, token in enumerate(path):
         position = torch.tensor([[root + d + 1]])
         seed, choice = view.law.seed_B[b : b + 1], view.law.choice_B[b : b + 1]
         noise_V = gumbel_noise(seed, position, choice, TINY.vocab_size)[0, 0]
-        score_V = coupling.beta * logits_TV[root + d] + temperature * noise_V
-        spread = max(coupling.sigma * temperature, coupling.least_sigma)
+        score_V = scale.beta * logits_TV[root + d] + temperature * noise_V
+        spread = max(scale.sigma * temperature, scale.floor)
         total += float((score_V / spread).log_softmax(0)[token].clamp_max(-0.005))
     return total
 
@@ -99,10 +106,10 @@ def test_the_tree_check_notices_a_prompt_that_was_never_read() -> None:
     assert found != pytest.approx(expected, abs=2e-4)
 
 
-def cached_keys(drafter: ModelDrafter, view: View, b: int, tokens: int) -> Tensor:
+def cached_keys(drafter: RecurrentDrafter, view: View, b: int, tokens: int) -> Tensor:
     position_T = torch.arange(tokens)
     slot_T = view.table_BS[b, position_T // PAGE] * PAGE + position_T % PAGE
-    return drafter.cache.k_LSKD[:, slot_T]
+    return drafter.cache.keys.k_LSKD[:, slot_T]
 
 
 @pytest.mark.parametrize("step", [1, 2, 4], ids="{} tokens a round".format)
@@ -195,7 +202,7 @@ def test_a_copied_page_carries_the_drafts_keys_along() -> None:
     read_prompt(drafter, view)
     page = int(view.table_BS[0, 0])
     drafter.copy_page(page, 39)
-    k_LSKD = drafter.cache.k_LSKD
+    k_LSKD = drafter.cache.keys.k_LSKD
     old, new = (k_LSKD[:, p * PAGE : (p + 1) * PAGE] for p in (page, 39))
     assert old.abs().sum() > 0
     assert torch.equal(old, new)
@@ -210,8 +217,8 @@ def test_the_weights_are_corrected_by_what_was_accepted(accepted: int) -> None:
     path = torch.tensor([[0, min(1, accepted), min(2, accepted), min(2, accepted)]])
     verdict = Verdict(path, path, torch.tensor([accepted + 1]), torch.tensor([accepted]))
     for _ in range(5):
-        drafter.learn(view, draft, verdict)
-    factor = drafter.trust.ratio()
+        drafter.learn(view, draft, verdict, no_features(draft))
+    factor = trust_of(drafter).ratio()
     assert factor.max() > 1 if accepted else factor.min() < 1
 
 
@@ -219,8 +226,9 @@ def test_the_dummy_request_teaches_nothing() -> None:
     view, drafter = view_of([LONG], slots=[CAPACITY]), drafter_of()
     draft = select(drafter.propose(view), view.tokens_BW[:, -1], 4, torch.tensor([4]))
     path = torch.tensor([[0, 1, 2, 2]])
-    drafter.learn(view, draft, Verdict(path, path, torch.tensor([3]), torch.tensor([2])))
-    assert drafter.trust.expected_K.sum() == 0
+    verdict = Verdict(path, path, torch.tensor([3]), torch.tensor([2]))
+    drafter.learn(view, draft, verdict, no_features(draft))
+    assert trust_of(drafter).expected_K.sum() == 0
 
 
 def test_propose_and_learn_read_no_value_on_the_host() -> None:
@@ -229,5 +237,6 @@ def test_propose_and_learn_read_no_value_on_the_host() -> None:
         proposal = drafter.propose(view)
         draft = select(proposal, view.tokens_BW[:, -1], 4, torch.tensor([4, 4]))
         path = torch.zeros(2, 4, dtype=torch.int64)
-        drafter.learn(view, draft, Verdict(path, path, path[:, 0] + 1, path[:, 0]))
+        verdict = Verdict(path, path, path[:, 0] + 1, path[:, 0])
+        drafter.learn(view, draft, verdict, no_features(draft))
     assert proposal.value_BP.shape == (2, drafter.pool)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from drafter_views import CPU, paths_of, rows_equal, view_of
+from drafter_views import CPU, no_features, paths_of, rows_equal, view_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -50,9 +50,8 @@ def play(drafter: NgramDrafter, view: View, truth: Sequence[int], rows: int = 8)
     accepted = len(path) - 1
     path += path[-1:] * (rows - len(path))
     path_BD = torch.tensor([path])
-    drafter.learn(
-        view, draft, Verdict(path_BD, path_BD, *torch.tensor([[accepted + 1], [accepted]]))
-    )
+    verdict = Verdict(path_BD, path_BD, *torch.tensor([[accepted + 1], [accepted]]))
+    drafter.learn(view, draft, verdict, no_features(draft))
 
 
 def common_suffix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -223,7 +222,8 @@ def test_propose_and_learn_read_no_value_on_the_host() -> None:
         proposal = drafter.propose(view)
         draft = select(proposal, view.tokens_BW[:, 0], 4, torch.tensor([4, 4]))
         path_BD = torch.zeros(2, 4, dtype=torch.int64)
-        drafter.learn(view, draft, Verdict(path_BD, path_BD, path_BD[:, 0] + 1, path_BD[:, 0]))
+        verdict = Verdict(path_BD, path_BD, path_BD[:, 0] + 1, path_BD[:, 0])
+        drafter.learn(view, draft, verdict, no_features(draft))
     assert proposal.value_BP.shape == (2, drafter.pool)
 
 

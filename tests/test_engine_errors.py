@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from small_models import tiny_decoder
 from tiny_engine import VOCAB, finished, free_pages, ids, judged, prompt_of, tiny_engine, tokenizer
+from tiny_heads import KINDS, around, network
 
 from furcate.config import DraftOptions, EngineOptions, SamplingParams
 from furcate.drafters.adversary import Adversary
+from furcate.drafters.base import Drafter
 from furcate.engine.engine import Engine
 from furcate.engine.outputs import Output
 from furcate.errors import BadFile, BadRequest
-from furcate.models.decoder import Decoder
+from furcate.models.decoder import Decoder, States
 
 BAD = VOCAB - 2  # the token whose logits, or whose keys as well, are not numbers
 
@@ -36,9 +39,10 @@ def broken_decoder() -> Decoder:
 class BrokenHead(Decoder):
     """Only logits right after BAD are NaN; keys stay finite."""
 
-    def forward(self, tokens_T: torch.Tensor, *rest: Any) -> torch.Tensor:
-        hidden_TC = super().forward(tokens_T, *rest)
-        return hidden_TC.masked_fill((tokens_T == BAD)[:, None], torch.nan)
+    def states(self, tokens_T: torch.Tensor, *rest: Any) -> States:
+        states = super().states(tokens_T, *rest)
+        broken_TC = states.last_TC.masked_fill((tokens_T == BAD)[:, None], torch.nan)
+        return replace(states, last_TC=broken_TC)
 
 
 def broken_head() -> Decoder:
@@ -53,14 +57,17 @@ def run(engine: Engine, prompts: Sequence[list[int]], p: SamplingParams) -> list
 
 
 @pytest.mark.parametrize("make", [broken_decoder, broken_head])
-@pytest.mark.parametrize("drafter", ["off", "ngram", "any"])
+@pytest.mark.parametrize("drafter", ["off", "ngram", "any", "eagle3", "medusa"])
 @pytest.mark.parametrize("where", ["first", "last"])
 def test_nan_logits_end_one_request_and_no_other(make: Any, drafter: str, where: str) -> None:
     good = [prompt_of(n, seed=n) for n in (5, 20, 33)]
     bad = [BAD, *prompt_of(20)] if where == "first" else [*prompt_of(20), BAD]
     streams = [[*prompt, *judged(prompt, params())] for prompt in good]
-    hostile = drafter == "any"
-    guess = Adversary(streams, "chain", vocab=VOCAB - 2) if hostile else drafter
+    guess: str | Drafter = drafter
+    if drafter == "any":
+        guess = Adversary(streams, "chain", vocab=VOCAB - 2)
+    elif drafter in KINDS:
+        guess = around(network(drafter), max_batch=4)
     with tiny_engine(guess, target=make(), max_batch=4, prefill_chunk=8) as engine:
         before = engine.built.scheduler.book.pool.free
         one, broken, two, three = run(engine, [good[0], bad, good[1], good[2]], params())

@@ -10,12 +10,13 @@ import pytest
 import torch
 from small_models import tiny_decoder
 from tiny_engine import VOCAB, prompt_of, tokenizer
+from tiny_heads import KINDS, network
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from furcate.config import DraftOptions, EngineOptions, SamplingParams
+from furcate.drafters.around import around_head, around_model, beside_matches
 from furcate.drafters.base import Drafter, View
 from furcate.drafters.make import Setting, room_of
-from furcate.drafters.model import ModelDrafter
 from furcate.drafters.ngram import NgramDrafter
 from furcate.drafters.off import OffDrafter
 from furcate.engine.asking import Limits, settle
@@ -68,9 +69,15 @@ class Branching(NgramDrafter):
 def drafter_of(kind: str, target: Decoder, shape: CacheShape, draft: DraftOptions) -> Drafter:
     if kind == "off":
         return OffDrafter()
+    room = room_of(Setting(target, tokenizer(), shape, 4, draft))
     if kind == "model":
-        room = room_of(Setting(target, tokenizer(), shape, 4, draft))
-        return ModelDrafter(tiny_decoder(torch.float64, 1, VOCAB), draft, room)
+        return around_model(tiny_decoder(torch.float64, 1, VOCAB), draft, room)
+    if kind == "hybrid":
+        ngram = NgramDrafter(DraftOptions(), capacity=4, device=CPU)
+        head = around_head(network("eagle3", True), draft, room, longest=ngram.depth)
+        return beside_matches(ngram, head, room)
+    if kind in KINDS:
+        return around_head(network(kind, True), draft, room)
     known = {"ngram": NgramDrafter, "peeking": Peeking, "branching": Branching}
     return known[kind](draft, capacity=4, device=CPU)
 
@@ -121,7 +128,12 @@ def shapes(record: Any) -> dict[str, torch.Size]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "rows"), [("off", 1), *product(("ngram", "model"), (1, 2, 8, 40))]
+    ("kind", "rows"),
+    [
+        ("off", 1),
+        *product(("ngram", "model", "eagle3", "medusa", "hybrid"), (1, 2, 8, 40)),
+        ("mtp", 8),
+    ],
 )
 def test_the_round_waits_for_nothing(kind: str, rows: int) -> None:
     round_ = round_of(kind)
@@ -132,7 +144,7 @@ def test_the_round_waits_for_nothing(kind: str, rows: int) -> None:
     assert {"raw.chosen_BD", "processed.top_BDK"} <= set(shapes(emitted))
 
 
-@pytest.mark.parametrize("kind", ["off", "ngram", "model"])
+@pytest.mark.parametrize("kind", ["off", "ngram", "model", *KINDS])
 def test_prefill_and_the_first_draft_wait_for_nothing(kind: str) -> None:
     round_ = round_of(kind)
     with fake():

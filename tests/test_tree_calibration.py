@@ -126,14 +126,17 @@ def test_a_calibration_comes_back_from_json(some: Pairs, scales: list[DepthScale
     assert Calibration.from_dict(json.loads(json.dumps(made.to_dict()))) == made
 
 
+SCALE = {"beta": 1.0, "sigma": 1.0, "floor": 0.5}
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [
         ({"scales": []}, r"calibration\.scales"),
         ({"scales": [{"beta": 1.0}]}, r"calibration\.scales\[0\]\.sigma"),
-        ({"scales": [{"beta": 1.0, "sigma": 1.0}, 3]}, r"calibration\.scales\[1\]"),
-        ({"scales": [{"beta": 1.0, "sigma": 0.0}]}, r"calibration\.scales\[0\]\.sigma"),
-        ({"scales": [{"beta": True, "sigma": 1.0}]}, r"calibration\.scales\[0\]\.beta"),
+        ({"scales": [SCALE, 3]}, r"calibration\.scales\[1\]"),
+        ({"scales": [{**SCALE, "sigma": 0.0}]}, r"calibration\.scales\[0\]\.sigma"),
+        ({"scales": [{**SCALE, "beta": True}]}, r"calibration\.scales\[0\]\.beta"),
         ({"estimated": [0.5, 0.4]}, r"calibration\.estimated"),
         ({"estimated": [0.5, 0.5], "empirical": [0.1, 0.2]}, r"calibration\.estimated\[1\]"),
         ({"estimated": [0.5, 0.6], "empirical": [0.2, 0.1]}, r"calibration\.empirical\[1\]"),

@@ -16,13 +16,15 @@ from torch import Tensor
 
 from furcate.config import DraftOptions, EngineOptions, SamplingParams
 from furcate.drafters.adversary import Adversary
+from furcate.drafters.around import around_model
 from furcate.drafters.base import Drafter
-from furcate.drafters.model import ModelDrafter, Room
+from furcate.drafters.draft_cache import Room
+from furcate.drafters.recurrent import RecurrentDrafter
 from furcate.engine.build import DEFAULT_KV_TOKENS, build
 from furcate.engine.engine import Engine
 from furcate.engine.naive import naive
 from furcate.engine.outputs import Output
-from furcate.models.decoder import Attend, Decoder
+from furcate.models.decoder import Attend, Decoder, States
 from furcate.models.spec import DecoderSpec, RopeSpec
 from furcate.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -97,6 +99,13 @@ class Script:
         attend(0, row_TKD, row_TKD, row_TKD)
         return positions_T[:, None].to(self.dtype)
 
+    def states(
+        self, tokens_T: Tensor, positions_T: Tensor, attend: Attend, layers: tuple[int, ...]
+    ) -> States:
+        """There is one state, whichever is asked for."""
+        last_TC = self(tokens_T, positions_T, attend)
+        return States(last_TC, last_TC.expand(-1, len(layers)))
+
     def logits(self, hidden_TC: Tensor) -> Tensor:
         at_T1 = hidden_TC.long()
         logits_TV = torch.zeros(len(at_T1), VOCAB, dtype=self.dtype)
@@ -117,11 +126,11 @@ def tiny_engine(
     return Engine(build(decoder() if target is None else target, tokenizer(), guess, asked, how))
 
 
-def _model_drafter(asked: EngineOptions, how: DraftOptions) -> ModelDrafter:
+def _model_drafter(asked: EngineOptions, how: DraftOptions) -> RecurrentDrafter:
     """The target as its own drafter, with keys of its own: often right."""
     pages = -(-(asked.kv_tokens or DEFAULT_KV_TOKENS) // asked.page_size)
     room = Room(asked.max_batch, pages, asked.page_size, VOCAB, torch.device("cpu"))
-    return ModelDrafter(decoder(), how, room)
+    return around_model(decoder(), how, room)
 
 
 def _fitting(drafter: str | Drafter, draft: dict[str, Any] | None) -> dict[str, Any]:

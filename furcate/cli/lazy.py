@@ -14,7 +14,7 @@ from furcate.cli.show import err
 if TYPE_CHECKING:
     from furcate.engine.engine import Engine
 
-__all__ = ["bench_module", "compare_module", "load_engine"]
+__all__ = ["bench_module", "compare_module", "heads_module", "load_engine", "train_module"]
 
 
 def load_engine(target: TargetFlags, draft: DraftFlags, **options: Any) -> Engine:
@@ -39,3 +39,17 @@ def bench_module() -> ModuleType:
     from furcate.engine import bench
 
     return bench
+
+
+def heads_module() -> ModuleType:
+    """The module that reads, checks and writes draft heads."""
+    from furcate.heads import desk
+
+    return desk
+
+
+def train_module() -> ModuleType:
+    """The module that trains, the text included."""
+    from furcate.train import job
+
+    return job

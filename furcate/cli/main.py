@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import furcate
-from furcate.cli import bench, chat, generate, models
+from furcate.cli import bench, chat, generate, heads, models, train
 from furcate.cli.flags import spread
 from furcate.cli.sglang import own_words
 from furcate.errors import FurcateError
@@ -29,7 +29,9 @@ app = typer.Typer(
 app.command("generate")(spread(generate.generate))
 app.command("chat")(spread(chat.chat))
 app.command("bench")(spread(bench.bench))
+app.command("train")(spread(train.train))
 app.add_typer(models.app, name="models")
+app.add_typer(heads.app, name="heads")
 
 
 def _tell_version(wanted: bool) -> None:
@@ -109,3 +111,7 @@ def _show_where(words: Sequence[str]) -> None:
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)  # noqa: T201  # the one place that tells of errors
+
+
+if __name__ == "__main__":
+    main()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from furcate.drafters.base import View
 from furcate.kernels.draft import Draft, Proposal, Verdict
@@ -71,6 +72,7 @@ class Adversary:
     """
 
     light = True
+    layers: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -92,6 +94,9 @@ class Adversary:
         self._vocab = vocab
         self._rng = random.Random(seed)
 
+    def keep(self, view: View, rows: Draft, features_BRF: Tensor) -> None:
+        """It needs no features."""
+
     def read(self, view: View, rows: Draft) -> None:
         """It knows the text already."""
 
@@ -105,7 +110,7 @@ class Adversary:
             trees.append(tree.nodes)
         return _proposal(trees, self.pool, view.length_B.device)
 
-    def learn(self, view: View, draft: Draft, verdict: Verdict) -> None:
+    def learn(self, view: View, draft: Draft, verdict: Verdict, features_BRF: Tensor) -> None:
         """Count how far the target went, and whether it left the likeliest path."""
         for path, accepted in zip(
             verdict.path_BD.tolist(), verdict.accepted_B.tolist(), strict=True

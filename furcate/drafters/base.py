@@ -1,6 +1,7 @@
 """The seam between a drafter and the round.
 
-Legend: B requests, W width of the token buffer, S pages of a table, R rows, P pool nodes.
+Legend: B requests, W width of the token buffer, S pages of a table, R rows, P pool nodes,
+F features of the target.
 """
 
 from __future__ import annotations
@@ -37,11 +38,21 @@ class Drafter(Protocol):
     depth: int  # deepest level it proposes; 0: never proposes
     pool: int  # P, nodes of a proposal
     light: bool  # proposing costs next to nothing: it is asked after every round
+    layers: tuple[int, ...]  # target states it needs, counted as transformers' `hidden_states` are
+
+    def keep(self, view: View, rows: Draft, features_BRF: Tensor) -> None:
+        """The target has scored this chain of prompt tokens, from position `view.length` on.
+
+        Take what will be needed of its features: those of `layers`, one behind the other; F is 0
+        where there are none.
+        """
+        ...
 
     def read(self, view: View, rows: Draft) -> None:
-        """The target has scored this chain of committed tokens, from position `view.length` on.
+        """Catch up with this chain of committed tokens, whose features were kept before.
 
-        For drafters with keys of their own: prompts, stretch by stretch.
+        For drafters with keys of their own: prompts, stretch by stretch, and what was committed
+        while they rested.
         """
         ...
 
@@ -49,8 +60,12 @@ class Drafter(Protocol):
         """Candidates below each request's root."""
         ...
 
-    def learn(self, view: View, draft: Draft, verdict: Verdict) -> None:
-        """Take note of what was accepted; `view` is the state before the commit."""
+    def learn(self, view: View, draft: Draft, verdict: Verdict, features_BRF: Tensor) -> None:
+        """Take note of what was accepted; `view` is the state before the commit.
+
+        Told after every round, rounds of one row and those during a rest included, so that no
+        position's features are missed.
+        """
         ...
 
     def forget(self, slot: int) -> None:

@@ -1,49 +1,26 @@
-"""Growing a tree level by level: weigh a drafter's logits, branch, and choose the next frontier.
+"""Growing a tree level by level: branch, prune, and choose the next frontier.
 
-Legend: B requests, F frontier rows, V vocabulary, C children of a row, X = F * C candidates of a
-level, N frontier nodes of all levels so far, P pool nodes.
+Legend: B requests, F frontier rows, V draft vocabulary, C children of a row, X = F * C candidates
+of a level, N frontier nodes of all levels so far, D levels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from furcate.drafters.trust import Trust
+from furcate.drafters.base import View
+from furcate.drafters.plan import Plan, Step
+from furcate.drafters.plausible import PRIOR, Plausible
+from furcate.drafters.prune import NO_PRUNING, Pruning
+from furcate.drafters.vocabulary import Vocabulary
 from furcate.kernels.draft import Proposal
+from furcate.tree.calibration import Calibration
+from furcate.verify.law import Law
 
-__all__ = [
-    "Coupling",
-    "Frontier",
-    "Level",
-    "branch",
-    "log_weights",
-    "narrow",
-    "root",
-    "to_proposal",
-]
-
-
-@dataclass(frozen=True, slots=True)
-class Coupling:
-    """How a drafter's logits predict the target's choice once the noise is known.
-
-    If the target's logits are beta * l + Gumbel(0, s), then P(choice = x | noise) is
-    softmax((beta * l + T * noise) / s) at x (the Gumbel-max trick). Fitted on a first trained
-    head, s was 0.85 to 1 times T for T from 0.7 to 1; at low temperatures it is the drafter's own
-    error and stops falling.
-    """
-
-    beta: float = 1.1
-    sigma: float = 0.9  # in units of T
-    least_sigma: float = 0.6  # in units of the logits
-
-    def spread(self, temperature_B: Tensor) -> Tensor:
-        """s of each request: float32 [B]."""
-        return (self.sigma * temperature_B).clamp_min(self.least_sigma)
+__all__ = ["Frontier", "Grower", "Growth", "Manner"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +29,9 @@ class Frontier:
 
     tokens_BF: Tensor  # int64
     value_BF: Tensor  # float32, log
+    plain_BF: Tensor  # float32, log, the product of the weights on the path
     index_BF: Tensor  # int64, place in the pool
+    row_BF: Tensor  # int64, place of the parent in the frontier before
     seen_BFN: Tensor  # bool, frontier nodes on the row's own path, itself included
 
 
@@ -64,71 +43,132 @@ class Level:
     parent_BX: Tensor  # int64, place of the parent in the pool
     row_BX: Tensor  # int64, place of the parent in its frontier
     value_BX: Tensor  # float32, log
+    plain_BX: Tensor  # float32, log
     tag_BX: Tensor  # int64, the weight as `Trust` notes it
 
 
-def root(tokens_B: Tensor) -> Frontier:
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """What is settled about a drafter's trees before it is built."""
+
+    plan: Plan
+    calibration: Calibration = PRIOR
+    pruning: Pruning = NO_PRUNING
+    longest: int | None = None  # most nodes that a round may accept; None: as deep as it drafts
+
+    def grower(self, words: Vocabulary, device: torch.device) -> Grower:
+        """The same at work on a device."""
+        return Grower(self.plan, words, Plausible(self.calibration, device), self.pruning)
+
+
+@dataclass(frozen=True, slots=True)
+class Grower:
+    """How a drafter's scores become trees."""
+
+    plan: Plan
+    words: Vocabulary
+    plausible: Plausible
+    pruning: Pruning
+
+    def begin(self, view: View) -> Growth:
+        """Trees of the roots alone."""
+        return Growth(self, view)
+
+    def level(self, weights_BFV: Tensor, frontier: Frontier, step: Step) -> Level:
+        """The likeliest children of each row of the frontier.
+
+        `weights_BFV` are logs; one row of them serves all rows of the frontier (Medusa).
+        """
+        rows = frontier.value_BF.shape[1]
+        weight_BFC, word_BFC = weights_BFV.topk(step.children, dim=2)
+        weight_BFC = weight_BFC.expand(-1, rows, -1)
+        worth = self.plausible.worth((frontier.value_BF, frontier.plain_BF), weight_BFC)
+        value_BFC = self.pruning.pruned(worth.value_BFC, frontier.value_BF, weights_BFV)
+        value_BX = value_BFC.flatten(1)
+        if step.kept_X is not None:
+            value_BX = value_BX.masked_fill(~step.kept_X, -torch.inf)
+        row_F1 = torch.arange(rows, device=value_BX.device)[:, None]
+        return Level(
+            tokens_BX=self.words.targets(word_BFC).expand(-1, rows, -1).flatten(1),
+            parent_BX=frontier.index_BF[..., None].expand_as(value_BFC).flatten(1),
+            row_BX=row_F1.expand_as(value_BFC).flatten(1),
+            value_BX=value_BX,
+            plain_BX=worth.plain_BFC.flatten(1),
+            tag_BX=worth.tag_BFC.flatten(1),
+        )
+
+
+class Growth:
+    """The trees of one round while they grow."""
+
+    def __init__(self, grower: Grower, view: View) -> None:
+        self.frontier = _root(view)
+        self._grower = grower
+        self._law: Law = view.law
+        self._noise_BDV = grower.words.noise(view, len(grower.plan))
+        self._levels: list[Level] = []
+        self._size = 0
+
+    def branch(self, logits_BFV: Tensor) -> None:
+        """Add the level below the frontier; its most valuable nodes are the next frontier.
+
+        `logits_BFV`: the drafter's scores at the frontier's rows, or one row for all of them.
+        """
+        grower, depth = self._grower, len(self._levels)
+        step = grower.plan[depth]
+        noise_BV = None if self._noise_BDV is None else self._noise_BDV[:, depth]
+        lawful_BFV = grower.words.lawful(logits_BFV, self._law)
+        weights_BFV = grower.plausible.log_weights(
+            lawful_BFV, self._law.temperature_B, noise_BV, depth + 1
+        )
+        level = grower.level(weights_BFV, self.frontier, step)
+        self._levels.append(level)
+        if step.rows:
+            self.frontier = _narrow(level, self.frontier, step, self._size)
+        self._size += step.candidates
+
+    def proposal(self) -> Proposal:
+        """All candidates of all levels as one pool, level by level."""
+        levels = self._levels
+        depth = [torch.full_like(level.tokens_BX, d) for d, level in enumerate(levels, start=1)]
+        return Proposal(
+            tokens_BP=torch.cat([level.tokens_BX for level in levels], 1),
+            parent_BP=torch.cat([level.parent_BX for level in levels], 1),
+            depth_BP=torch.cat(depth, 1),
+            value_BP=torch.cat([level.value_BX for level in levels], 1),
+            tag_BP=torch.cat([level.tag_BX for level in levels], 1),
+        )
+
+
+def _root(view: View) -> Frontier:
     """The frontier of depth 0: the last committed token, certain, and no node of a tree."""
-    tokens_BF = tokens_B[:, None]
+    tokens_B1 = view.tokens_BW.gather(1, view.length_B[:, None])
+    certain_B1 = torch.zeros_like(tokens_B1, dtype=torch.float32)
     return Frontier(
-        tokens_BF=tokens_BF,
-        value_BF=torch.zeros_like(tokens_BF, dtype=torch.float32),
-        index_BF=torch.full_like(tokens_BF, -1),
-        seen_BFN=torch.zeros(*tokens_BF.shape, 0, dtype=torch.bool, device=tokens_B.device),
+        tokens_BF=tokens_B1,
+        value_BF=certain_B1,
+        plain_BF=certain_B1,
+        index_BF=torch.full_like(tokens_B1, -1),
+        row_BF=torch.zeros_like(tokens_B1),
+        seen_BFN=torch.zeros(*tokens_B1.shape, 0, dtype=torch.bool, device=tokens_B1.device),
     )
 
 
-def log_weights(
-    logits_BFV: Tensor, temperature_B: Tensor, noise_BV: Tensor | None, coupling: Coupling
-) -> Tensor:
-    """log P(the target chooses x at this row), float32 [B, F, V].
-
-    `noise_BV` is the target's noise at the position that the row's children would take; None if
-    every request is greedy.
-    """
-    score_BFV = coupling.beta * logits_BFV.float()
-    if noise_BV is not None:
-        score_BFV = score_BFV + temperature_B[:, None, None] * noise_BV[:, None, :]
-    return (score_BFV / coupling.spread(temperature_B)[:, None, None]).log_softmax(2)
-
-
-def branch(weights_BFV: Tensor, frontier: Frontier, children: int, trust: Trust) -> Level:
-    """The likeliest `children` tokens below each row of the frontier."""
-    weight_BFC, tokens_BFC = weights_BFV.topk(children, dim=2)
-    tag_BFC = trust.tags(weight_BFC)
-    value_BFC = frontier.value_BF[..., None] + trust.corrected(weight_BFC, tag_BFC)
-    row_F1 = torch.arange(value_BFC.shape[1], device=value_BFC.device)[:, None]
-    return Level(
-        tokens_BX=tokens_BFC.flatten(1),
-        parent_BX=frontier.index_BF[..., None].expand_as(tokens_BFC).flatten(1),
-        row_BX=row_F1.expand_as(tokens_BFC).flatten(1),
-        value_BX=value_BFC.flatten(1),
-        tag_BX=tag_BFC.flatten(1),
-    )
-
-
-def narrow(level: Level, frontier: Frontier, rows: int, begin: int) -> Frontier:
-    """The `rows` most valuable candidates of a level; `begin` is where it starts in the pool."""
-    value_BF, pick_BF = level.value_BX.topk(rows, dim=1)
+def _narrow(level: Level, frontier: Frontier, step: Step, begin: int) -> Frontier:
+    """The candidates of a level that go on; `begin` is where it starts in the pool."""
+    if step.pick_F is None:
+        pick_BF = level.value_BX.topk(step.rows, dim=1).indices
+    else:
+        pick_BF = step.pick_F.expand(len(level.value_BX), -1)
     row_BF = level.row_BX.gather(1, pick_BF)
     above = frontier.seen_BFN.shape[2]
     seen_BFN = frontier.seen_BFN.gather(1, row_BF[..., None].expand(-1, -1, above))
-    own_FF = torch.eye(rows, dtype=torch.bool, device=row_BF.device)
+    own_FF = torch.eye(step.rows, dtype=torch.bool, device=row_BF.device)
     return Frontier(
         tokens_BF=level.tokens_BX.gather(1, pick_BF),
-        value_BF=value_BF,
+        value_BF=level.value_BX.gather(1, pick_BF),
+        plain_BF=level.plain_BX.gather(1, pick_BF),
         index_BF=pick_BF + begin,
+        row_BF=row_BF,
         seen_BFN=torch.cat([seen_BFN, own_FF.expand(len(row_BF), -1, -1)], 2),
-    )
-
-
-def to_proposal(levels: Sequence[Level]) -> Proposal:
-    """All candidates of all levels as one pool, level by level."""
-    depth = [torch.full_like(level.tokens_BX, d) for d, level in enumerate(levels, start=1)]
-    return Proposal(
-        tokens_BP=torch.cat([level.tokens_BX for level in levels], 1),
-        parent_BP=torch.cat([level.parent_BX for level in levels], 1),
-        depth_BP=torch.cat(depth, 1),
-        value_BP=torch.cat([level.value_BX for level in levels], 1),
-        tag_BP=torch.cat([level.tag_BX for level in levels], 1),
     )

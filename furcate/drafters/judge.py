@@ -24,11 +24,13 @@ class Judged:
 
 
 def judge(draft: Draft, verdict: Verdict, real_B: Tensor) -> Judged:
-    """Rows of requests that are not `real` (bool) count for nothing."""
+    """Rows of requests that are not `real` (bool) count for nothing, nor do rows without a tag."""
     batch, rows = draft.tokens_BR.shape
     path_BR = torch.zeros(batch, rows, dtype=torch.bool, device=real_B.device)
     path_BR = path_BR.scatter(1, verdict.path_BD, True)
     row_R = torch.arange(rows, device=real_B.device)
     drafted_BR = (row_R > 0) & (row_R < draft.live_B[:, None]) & real_B[:, None]
+    if draft.tag_BR is not None:
+        drafted_BR &= draft.tag_BR >= 0
     tried_BR = drafted_BR & path_BR.gather(1, draft.parent_BR)
     return Judged(tried_BR, tried_BR & path_BR)

@@ -1,4 +1,4 @@
-"""Choose a drafter by its name, or build one around a model that speaks the target's tokens."""
+"""Choose a drafter by its name, and find what it is made of."""
 
 from __future__ import annotations
 
@@ -6,21 +6,31 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from furcate.config import DraftOptions
+from furcate.drafters.around import around_head, around_model, beside_matches
 from furcate.drafters.base import Drafter
-from furcate.drafters.model import ModelDrafter, Room
+from furcate.drafters.draft_cache import Room
+from furcate.drafters.honoured import check_honoured
+from furcate.drafters.manner import calibration_of
+from furcate.drafters.medusa import MedusaDrafter
 from furcate.drafters.ngram import NgramDrafter
 from furcate.drafters.off import OffDrafter
-from furcate.errors import BadRequest
+from furcate.drafters.recurrent import RecurrentDrafter
+from furcate.errors import BadRequest, Unsupported
+from furcate.heads.exchange import read_head
+from furcate.heads.formats.detect import detect
+from furcate.heads.packing import pack
+from furcate.heads.store import shipped, shipped_heads
 from furcate.kv.cache import CacheShape
 from furcate.models.decoder import Decoder
 from furcate.models.load import load_decoder
 from furcate.models.zoo import resolve
 from furcate.text.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["NAMES", "Setting", "make_drafter"]
+__all__ = ["NAMES", "Setting", "make_drafter", "room_of"]
 
-NAMES = ("off", "ngram")
-LOOKUP = ("prompt_lookup_max", "prompt_lookup_min")
+HEADS = ("eagle3", "mtp", "medusa", "eagle1")  # the best first
+NAMES = ("off", "ngram", *HEADS, "hybrid")
+BESIDE = "ngram+"  # and what the matches stand beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,32 +44,46 @@ class Setting:
     options: DraftOptions
 
 
-def make_drafter(which: str | Path, setting: Setting) -> Drafter:
-    """The drafter called `which` (`NAMES`), or one around the model of that name or path.
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a drafter's network comes from."""
 
-    `num_draft_tokens` 0 means that nothing is ever drafted; a model is then looked at, not loaded.
-    Raises BadRequest for a model whose vocabulary is not the target's, and what `resolve` and
-    `load_decoder` raise.
+    path: Path
+    is_head: bool  # of the target's; else it is a smaller model
+
+
+def make_drafter(which: str | Path, setting: Setting) -> Drafter:
+    """The drafter called `which`.
+
+    "off"; "ngram"; a head that comes with furcate for this target ("eagle3", "mtp", ...); the
+    directory of a head; the name or path of a smaller model; "ngram+" and one of the last three,
+    "hybrid" being n-grams beside EAGLE-3. With `num_draft_tokens` 0 nothing is ever drafted; a
+    network is then looked for, not loaded.
+
+    Raises BadRequest for what is not there, a model whose vocabulary is not the target's, and an
+    option that this drafter would ignore; also what `resolve`, `load_decoder` and `read_head` do.
     """
-    _check_honoured(which, setting.options)
-    nothing = setting.options.num_draft_tokens == 0
-    device = setting.target.device
-    if which == "off" or (which == "ngram" and nothing):
-        return OffDrafter()
-    if which == "ngram":
-        return NgramDrafter(setting.options, capacity=setting.max_batch, device=device)
-    path = resolve(which)
-    _check_same_tokens(which, load_tokenizer(path), setting.tokenizer)
+    name = BESIDE + HEADS[0] if which == "hybrid" else str(which)
+    options, nothing = setting.options, setting.options.num_draft_tokens == 0
+    if name in ("off", "ngram"):
+        check_honoured(name, name, options)
+        return OffDrafter() if nothing or name == "off" else _matches(options, setting)
+    inner = name.removeprefix(BESIDE)
+    source = _find(inner, setting)
+    alone = "head" if source.is_head else "model"
+    check_honoured(alone if inner == name else "hybrid", name, options)
     if nothing:
         return OffDrafter()
-    decoder = load_decoder(path, setting.target.dtype, device)
-    if decoder.can_pack:
-        decoder.pack()
-    return ModelDrafter(decoder, setting.options, room_of(setting))
+    if inner == name:
+        return _around(source, setting)
+    # the lengths and widths that were asked for are those of the network's tree
+    matches = _matches(options.model_copy(update={"depth": None, "topk": None}), setting)
+    network = _around(source, setting, matches.depth)
+    return beside_matches(matches, network, room_of(setting))
 
 
 def room_of(setting: Setting) -> Room:
-    """The sizes that a model drafter must follow."""
+    """The sizes that a drafter with a network must follow."""
     return Room(
         capacity=setting.max_batch,
         pages=setting.cache.pages,
@@ -69,29 +93,66 @@ def room_of(setting: Setting) -> Room:
     )
 
 
-def _check_honoured(which: str | Path, options: DraftOptions) -> None:
-    """An option that this drafter would ignore is refused by name."""
-    asked = options.model_fields_set & set(LOOKUP)
-    if which == "off":
-        asked |= {name for name in ("depth", "topk") if getattr(options, name) is not None}
-        asked |= {"num_draft_tokens"} if options.num_draft_tokens else set()
-    if asked and which != "ngram":
-        name = min(asked)
-        raise BadRequest(
-            f"means nothing to the drafter {str(which)!r}",
-            field=name,
-            value=getattr(options, name),
-            hint="leave it out, or use the drafter 'ngram'",
-        )
+def _matches(options: DraftOptions, setting: Setting) -> NgramDrafter:
+    return NgramDrafter(options, capacity=setting.max_batch, device=setting.target.device)
 
 
-def _check_same_tokens(which: str | Path, drafter: Tokenizer, target: Tokenizer) -> None:
+def _find(which: str, setting: Setting) -> Source:
+    """Where the network of that name or path is, checked as far as that can be without loading."""
+    if which in HEADS:
+        return Source(_shipped(which, setting.tokenizer), is_head=True)
+    folder = Path(which).expanduser()
+    if folder.is_dir() and _holds_a_head(folder):
+        return Source(folder, is_head=True)
+    path = resolve(which)
+    _check_same_tokens(which, load_tokenizer(path), setting.tokenizer)
+    return Source(path, is_head=False)
+
+
+def _holds_a_head(folder: Path) -> bool:
+    """Whether it holds a head of any known format, and not a model of its own."""
+    try:
+        detect(folder)
+    except Unsupported:
+        return False
+    return True
+
+
+def _around(
+    source: Source, setting: Setting, longest: int | None = None
+) -> RecurrentDrafter | MedusaDrafter:
+    target, options, room = setting.target, setting.options, room_of(setting)
+    if source.is_head:
+        fingerprint = setting.tokenizer.fingerprint()
+        head = read_head(source.path, target, options.draft_vocab, fingerprint=fingerprint)
+        pack(head)
+        return around_head(head, options, room, calibration_of(source.path), longest)
+    decoder = load_decoder(source.path, target.dtype, target.device)
+    if decoder.can_pack:
+        decoder.pack()
+    return around_model(decoder, options, room, longest)
+
+
+def _shipped(name: str, tokenizer: Tokenizer) -> Path:
+    found = shipped(name, tokenizer.fingerprint())
+    if found is not None:
+        return found
+    there = ", ".join(f"{head.name} for {head.target}" for head in shipped_heads()) or "none"
+    raise BadRequest(
+        "no head of this name comes with furcate for this target",
+        field="drafter",
+        value=name,
+        hint=f"give the directory of one, or train one; there are: {there}",
+    )
+
+
+def _check_same_tokens(which: str, drafter: Tokenizer, target: Tokenizer) -> None:
     if drafter.fingerprint() == target.fingerprint():
         return
     names = ", ".join(NAMES)
     raise BadRequest(
         "the drafter's vocabulary is not the target's",
         field="drafter",
-        value=str(which),
+        value=which,
         hint=f"use a model of the same family, or one of: {names}",
     )

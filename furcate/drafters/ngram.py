@@ -50,6 +50,7 @@ class NgramDrafter:
     """
 
     light = True
+    layers: tuple[int, ...] = ()
 
     def __init__(self, options: DraftOptions, *, capacity: int, device: torch.device) -> None:
         self.depth = DEPTH if options.depth is None else options.depth
@@ -59,6 +60,9 @@ class NgramDrafter:
         self._longest = options.prompt_lookup_max
         self._shortest = options.prompt_lookup_min
         self._dummy = capacity
+
+    def keep(self, view: View, rows: Draft, features_BRF: Tensor) -> None:
+        """It needs no features."""
 
     def read(self, view: View, rows: Draft) -> None:
         """The view holds all the text there is; nothing is kept."""
@@ -80,9 +84,9 @@ class NgramDrafter:
             tag_BP=tag_BMD.flatten(1),
         )
 
-    def learn(self, view: View, draft: Draft, verdict: Verdict) -> None:
+    def learn(self, view: View, draft: Draft, verdict: Verdict, features_BRF: Tensor) -> None:
         """Correct the rates by the drafted nodes whose parents were accepted."""
-        if draft.tag_BR is not None:
+        if draft.tag_BR is not None and draft.tag_BR.shape[1] > 1:
             self.rates.update(draft.tag_BR, judge(draft, verdict, view.slot_B != self._dummy))
 
     def forget(self, slot: int) -> None:

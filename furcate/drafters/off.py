@@ -6,6 +6,7 @@ Legend: B requests, P pool nodes (one, always dead).
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from furcate.drafters.base import View
 from furcate.kernels.draft import Draft, Proposal, Verdict
@@ -19,6 +20,10 @@ class OffDrafter:
     depth = 0
     pool = 1
     light = True
+    layers: tuple[int, ...] = ()
+
+    def keep(self, view: View, rows: Draft, features_BRF: Tensor) -> None:
+        """It needs no features."""
 
     def read(self, view: View, rows: Draft) -> None:
         """There is no cache to fill."""
@@ -33,7 +38,7 @@ class OffDrafter:
             value_BP=torch.full(shape, -torch.inf, dtype=torch.float32, device=device),
         )
 
-    def learn(self, view: View, draft: Draft, verdict: Verdict) -> None:
+    def learn(self, view: View, draft: Draft, verdict: Verdict, features_BRF: Tensor) -> None:
         """Nothing was proposed, so there is nothing to learn."""
 
     def forget(self, slot: int) -> None:

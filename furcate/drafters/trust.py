@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from furcate.drafters.judge import Judged
-from furcate.kernels.draft import Draft
 
-__all__ = ["HIGHEST", "Trust"]
+__all__ = ["HIGHEST", "STEPS", "Trust"]
 
 BINS = 16
 STEPS = 1 << 16  # a tag holds the weight in this many steps
@@ -26,16 +25,16 @@ class Trust:
     """Accepted over expected, by bins of the weight that the drafter gave a node.
 
     Shared by all requests, updated in place on the device. A node counts if it was drafted and
-    its parent was accepted.
+    its parent was accepted. Nodes of different kinds have bins of their own.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.expected_K = torch.zeros(BINS, device=device)
-        self.accepted_K = torch.zeros(BINS, device=device)
+    def __init__(self, device: torch.device, kinds: int = 1) -> None:
+        self.expected_K = torch.zeros(kinds * BINS, device=device)
+        self.accepted_K = torch.zeros(kinds * BINS, device=device)
 
-    def tags(self, log_weight: Tensor) -> Tensor:
-        """The weight as a whole number, to be noted in a proposal: int64 of the same shape."""
-        return (log_weight.exp() * (STEPS - 1)).long()
+    def tags(self, log_weight: Tensor, kind: Tensor | int = 0) -> Tensor:
+        """Weight and kind as a whole number, to be noted in a proposal: int64, the same shape."""
+        return (log_weight.exp() * (STEPS - 1)).long() + kind * STEPS
 
     def ratio(self) -> Tensor:
         """Factor on the weights of each bin, float32 [K]; 1 until something is learned."""
@@ -46,11 +45,10 @@ class Trust:
         corrected = log_weight + self.ratio().log()[_bin(tag)]
         return corrected.clamp_max(math.log(HIGHEST))
 
-    def update(self, draft: Draft, judged: Judged) -> None:
+    def update(self, tag_BR: Tensor, judged: Judged) -> None:
         """Count one round."""
-        assert draft.tag_BR is not None
-        tag_BR = draft.tag_BR.clamp_min(0)
-        weight_BR = tag_BR.float() / (STEPS - 1)
+        tag_BR = tag_BR.clamp_min(0)
+        weight_BR = (tag_BR % STEPS).float() / (STEPS - 1)
         bin_X = _bin(tag_BR).flatten()
         expected_X = torch.where(judged.tried_BR, weight_BR, 0.0).flatten()
         self.expected_K.mul_(DECAY).index_add_(0, bin_X, expected_X)

@@ -100,7 +100,7 @@ def build(
         tokenizer=tokenizer,
         options=options,
         limits=Limits(decoder.spec.vocab_size, context, tokenizer.eos_ids),
-        round=Round(state, Target(decoder, cache), guess, most_nodes),
+        round=Round(state, Target(decoder, cache, guess.layers), guess, most_nodes),
         scheduler=Scheduler(book, options.max_batch, options.prefill_chunk),
         adaptive=draft.adaptive,
     )

@@ -19,6 +19,7 @@ from furcate.engine.request import Phase, Request
 from furcate.engine.round import Batch, Emitted
 from furcate.engine.scheduler import Chunk
 from furcate.engine.target import Span, chain
+from furcate.engine.watch import Watch
 from furcate.verify.law import Needs, needs_of
 from furcate.verify.stops import Finish
 
@@ -45,6 +46,7 @@ class Loop:
         most_nodes = built.round.most_nodes
         self.budget = Budget(self._probe, most_nodes=most_nodes, adaptive=built.adaptive)
         self.patience = Patience.of(light=built.round.drafter.light)
+        self.watch = Watch(active=not built.round.drafter.light)
         self._answers: dict[Request, Answer] = {}
         self._outbox: list[Piece] = []
 
@@ -96,6 +98,7 @@ class Loop:
         if players:
             with self._ending(players):
                 self._decode(players)
+        self.watch.warn()
 
     def abort(self, request: Request) -> None:
         """End an answer where it stands; what it has emitted stays valid."""
@@ -193,6 +196,7 @@ class Loop:
         stats.accepted += accepted
         stats.off_likeliest_path += accepted >= 3 and bool(emitted.strayed_B[b])
         stats.saw(accepted, bool(emitted.offered_B[b]))
+        self.watch.note(int(emitted.drafted_B[b]), len(tokens))
         answer = self._answers[request]
         taken = answer.take(tokens, Finish(int(emitted.finish_B[b])))
         broken = taken.finish_reason is None and bool(emitted.broken_B[b])

@@ -92,8 +92,7 @@ class Round:
         verified = verify(scored.logits_BRV, view.law, self._rows(view, draft))
         cut = truncate(verified.verdict, view.law, self.state.room(view))
         self._commit(view, scored.slot_BR, cut)
-        if batch.rows > 1:
-            self.drafter.learn(view, draft, verified.verdict)
+        self.drafter.learn(view, draft, verified.verdict, scored.features_BRF)
         path_BD, accepted_B = verified.verdict.path_BD, verified.verdict.accepted_B
         last_B1 = path_BD.gather(1, accepted_B[:, None])
         raw, processed = batch.raw_top, batch.processed_top
@@ -128,8 +127,8 @@ class Round:
         return torch.zeros(len(batch.slot_B), 0, device=self.state.device)
 
     def prefill(self, view: View, rows: Draft, span: Span) -> None:
-        """Score a stretch of a prompt, for its keys and values alone."""
-        self.target.prefill(view, rows, span)
+        """Score a stretch of a prompt, for its keys and values alone; the drafter reads it too."""
+        self.drafter.keep(view, rows, self.target.prefill(view, rows, span))
         self.drafter.read(view, rows)
 
     def _draft(self, view: View, batch: Batch) -> Draft:

@@ -1,6 +1,6 @@
 """The target as the round sees it: score a draft in one pass over the paged cache.
 
-Legend: B requests, R rows, V vocabulary, T = B * R flat rows.
+Legend: B requests, R rows, V vocabulary, T = B * R flat rows, F features for the drafter.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from furcate.drafters.base import View
 from furcate.kernels.draft import Draft
 from furcate.kernels.tree_attention import Columns, Places, lay_out
 from furcate.kv.cache import PagedCache
-from furcate.models.decoder import Decoder
+from furcate.models.decoder import Decoder, States
 
 __all__ = ["Scored", "Span", "Target", "chain"]
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The target's logits at every row, and where the rows' keys and values were written."""
+    """The target's logits at every row, and what else the pass left behind."""
 
     logits_BRV: Tensor
-    slot_BR: Tensor
+    slot_BR: Tensor  # where the rows' keys and values were written
+    features_BRF: Tensor  # states that the drafter needs; F is 0 if it needs none
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +37,30 @@ class Span:
 
 
 class Target:
-    """A decoder and its paged cache."""
+    """A decoder and its paged cache; `layers` are the states it hands on to a drafter."""
 
-    def __init__(self, decoder: Decoder, cache: PagedCache) -> None:
+    def __init__(self, decoder: Decoder, cache: PagedCache, layers: tuple[int, ...] = ()) -> None:
         self.decoder = decoder
         self.cache = cache
+        self.layers = layers
 
     def score(self, view: View, draft: Draft, span: Span) -> Scored:
         """One pass over all rows; row r of request b stands at position length[b] + depth."""
-        hidden_TC, layout = self._pass(view, draft, span)
-        logits_TV = self.decoder.logits(hidden_TC)
+        states, layout = self._pass(view, draft, span)
+        logits_TV = self.decoder.logits(states.last_TC)
         shape = draft.tokens_BR.shape
-        return Scored(logits_TV.view(*shape, -1), layout.write_T.view(shape))
+        return Scored(
+            logits_TV.view(*shape, -1),
+            layout.write_T.view(shape),
+            states.features_TF.view(*shape, states.features_TF.shape[1]),
+        )
 
-    def prefill(self, view: View, draft: Draft, span: Span) -> None:
-        """Write the keys and values of a chain of prompt tokens; no logits."""
-        self._pass(view, draft, span)
+    def prefill(self, view: View, draft: Draft, span: Span) -> Tensor:
+        """Write the keys and values of a chain of prompt tokens; its features, [B, R, F]."""
+        features_TF = self._pass(view, draft, span)[0].features_TF
+        return features_TF.view(*draft.tokens_BR.shape, features_TF.shape[1])
 
-    def _pass(self, view: View, draft: Draft, span: Span) -> tuple[Tensor, Columns]:
+    def _pass(self, view: View, draft: Draft, span: Span) -> tuple[States, Columns]:
         places = Places(
             view.table_BS, view.length_B, self.cache.shape.page_size, span.columns, span.run
         )
@@ -61,8 +68,10 @@ class Target:
         layout = lay_out(places, draft.end_BR, draft.live_B, dtype)
         position_BR = view.length_B[:, None] + draft.depth_BR
         attend = self.cache.attend(layout, self.decoder.spec.num_heads)
-        hidden_TC = self.decoder(draft.tokens_BR.flatten(), position_BR.flatten(), attend)
-        return hidden_TC, layout
+        states = self.decoder.states(
+            draft.tokens_BR.flatten(), position_BR.flatten(), attend, self.layers
+        )
+        return states, layout
 
 
 def chain(tokens_BR: Tensor, live_B: Tensor) -> Draft:

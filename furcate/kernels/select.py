@@ -12,7 +12,7 @@ from torch import Tensor
 
 from furcate.kernels.draft import Draft, Proposal
 
-__all__ = ["ancestors_of", "gains", "lone_roots", "select"]
+__all__ = ["ancestors_of", "gains", "lone_roots", "ranks", "select"]
 
 
 def select(proposal: Proposal, root_B: Tensor, rows: int, allowance_B: Tensor) -> Draft:
@@ -74,6 +74,11 @@ def gains(proposal: Proposal, most: int) -> Tensor:
     return torch.nn.functional.pad(top, (0, most - top.shape[1]))
 
 
+def ranks(value_BP: Tensor, depth_BP: Tensor) -> Tensor:
+    """Place of every pool node in the order in which `select` takes them: int64 [B, P]."""
+    return _inverse(_by_value(value_BP, depth_BP))
+
+
 def ancestors_of(end_BR: Tensor) -> Tensor:
     """bool [B, R, R]: entry (i, j) says that row j is an ancestor of row i, or i itself."""
     i_R = torch.arange(end_BR.shape[1], device=end_BR.device)
@@ -92,12 +97,19 @@ class _Rows:
 
 def _most_valuable(proposal: Proposal, nodes: int) -> tuple[Tensor, Tensor]:
     """(pool indices of the best `nodes`, best first; rank of every pool node)."""
-    by_depth_BP = proposal.depth_BP.sort(dim=1, stable=True).indices
-    value_BP = proposal.value_BP.gather(1, by_depth_BP)
-    by_value_BP = value_BP.sort(dim=1, descending=True, stable=True).indices
-    order_BP = by_depth_BP.gather(1, by_value_BP)
-    rank_BP = torch.empty_like(order_BP).scatter_(1, order_BP, _index_like(order_BP))
-    return order_BP[:, :nodes], rank_BP
+    order_BP = _by_value(proposal.value_BP, proposal.depth_BP)
+    return order_BP[:, :nodes], _inverse(order_BP)
+
+
+def _by_value(value_BP: Tensor, depth_BP: Tensor) -> Tensor:
+    """Pool indices by falling value; of equal values the shallower first, then the lower index."""
+    by_depth_BP = depth_BP.sort(dim=1, stable=True).indices
+    by_value_BP = value_BP.gather(1, by_depth_BP).sort(dim=1, descending=True, stable=True).indices
+    return by_depth_BP.gather(1, by_value_BP)
+
+
+def _inverse(order_BP: Tensor) -> Tensor:
+    return torch.empty_like(order_BP).scatter_(1, order_BP, _index_like(order_BP))
 
 
 def _local_parent(proposal: Proposal, kept_BN: Tensor, rank_BP: Tensor, alive_BN: Tensor) -> Tensor:

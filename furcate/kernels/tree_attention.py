@@ -11,7 +11,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-__all__ = ["SCRATCH", "Columns", "Keys", "Places", "lay_out", "packed", "tree_attention"]
+__all__ = [
+    "SCRATCH",
+    "Columns",
+    "Keys",
+    "Places",
+    "lay_out",
+    "packed",
+    "slots_of",
+    "tree_attention",
+]
 
 SCRATCH = 0  # slot of the scratch page: reads as finite numbers, is nobody's
 
@@ -73,8 +82,8 @@ def lay_out(places: Places, end_BR: Tensor, live_B: Tensor, dtype: torch.dtype) 
     bias_BRS = torch.zeros(seen_BRS.shape, dtype=dtype, device=end_BR.device)
     in_place = None if places.run is None else slice(places.run, places.run + places.columns)
     return Columns(
-        write_T=_slots(places, row_at_BR).flatten(),
-        read_BS=_slots(places, col_at_BS),
+        write_T=slots_of(places, row_at_BR).flatten(),
+        read_BS=slots_of(places, col_at_BS),
         bias_BRS=bias_BRS.masked_fill(~seen_BRS, -torch.inf),
         run=in_place,
     )
@@ -117,7 +126,7 @@ def _read(pool_SKD: Tensor, columns: Columns) -> Tensor:
     return pool_SKD.index_select(0, columns.read_BS.flatten())
 
 
-def _slots(places: Places, at_BX: Tensor) -> Tensor:
+def slots_of(places: Places, at_BX: Tensor) -> Tensor:
     """Slot of each position of a request; position -1 is the scratch slot."""
     position_BX = at_BX.clamp_min(0)
     page_BX = places.table_BP.gather(1, position_BX // places.page_size)

@@ -17,7 +17,7 @@ from furcate.kernels.draft import Verdict
 from furcate.kernels.kv_move import move_path
 from furcate.kernels.tree_attention import SCRATCH, Columns, Keys, packed, tree_attention
 
-__all__ = ["CacheShape", "PagedCache"]
+__all__ = ["CacheShape", "PagedCache", "zeros"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class PagedCache:
         size = (shape.layers, slots, shape.kv_heads, shape.head_dim)
         self.shape = shape
         # zeros and not empty: a page that was never written must read as finite numbers
-        self.k_LSKD = _zeros(size, dtype, device)
-        self.v_LSKD = _zeros(size, dtype, device)
+        self.k_LSKD = zeros(size, dtype, device)
+        self.v_LSKD = zeros(size, dtype, device)
 
     def attend(
         self, columns: Columns, heads: int
@@ -79,9 +79,9 @@ class PagedCache:
             pool[:, new] = pool[:, old]
 
 
-def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros that cost no memory on the CPU until they are written."""
-    if device.type != "cpu":
+    if device.type != "cpu" or 0 in size:
         return torch.zeros(size, dtype=dtype, device=device)
     # numpy asks the system for zero pages, where torch.zeros would write every one of them
     count = math.prod(size) * dtype.itemsize

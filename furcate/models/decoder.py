@@ -7,22 +7,32 @@ V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from furcate.errors import BadRequest, Unsupported
+from furcate.models.gate import gated
 from furcate.models.linear import Linear, can_pack, linear, pack_weight
 from furcate.models.rope import Rope, Turn, turn
 from furcate.models.spec import DecoderSpec
 
-__all__ = ["Attend", "Decoder", "Layer", "RmsNorm"]
+__all__ = ["Attend", "Attention", "Decoder", "Layer", "Mlp", "RmsNorm", "States"]
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q_THD, k_TKD, v_TKD) -> out_THD. Keys are already turned to their positions."""
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """What a pass leaves behind: the final states, and those that a draft head asked for."""
+
+    last_TC: Tensor  # behind the final norm
+    features_TF: Tensor  # F = C for each layer asked for, in the order asked; F may be 0
 
 
 class RmsNorm(nn.Module):
@@ -39,16 +49,21 @@ class RmsNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Queries, keys and values in one product; how rows see each other is the caller's matter."""
+    """Queries, keys and values in one product; how rows see each other is the caller's matter.
 
-    def __init__(self, spec: DecoderSpec, index: int, *, like: Tensor) -> None:
+    `inputs` is the width of what it reads where that is not the hidden size.
+    """
+
+    def __init__(
+        self, spec: DecoderSpec, index: int, *, like: Tensor, inputs: int | None = None
+    ) -> None:
         super().__init__()
         self.index = index
         self.turned = spec.rope_layers[index]
         self.heads, self.kv_heads, self.head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
         self.width = spec.num_heads * spec.head_dim
         out = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-        self.qkv = Linear(spec.hidden_size, out, bias=spec.qkv_bias, like=like)
+        self.qkv = Linear(inputs or spec.hidden_size, out, bias=spec.qkv_bias, like=like)
         self.out = Linear(self.width, spec.hidden_size, bias=spec.o_bias, like=like)
         self.q_norm = self.k_norm = None
         if spec.qk_norm:
@@ -78,8 +93,7 @@ class Mlp(nn.Module):
         self.down = Linear(inner, size, bias=spec.mlp_bias, like=like)
 
     def forward(self, x_TC: Tensor) -> Tensor:
-        gate, up = self.gate_up(x_TC).chunk(2, -1)
-        y_TC: Tensor = self.down(functional.silu(gate) * up)
+        y_TC: Tensor = self.down(gated(self.gate_up(x_TC)))
         return y_TC
 
 
@@ -138,12 +152,27 @@ class Decoder(nn.Module):
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """Hidden states after the final norm, [T, C], for int64 tokens at int64 positions."""
+        return self.states(tokens_T, positions_T, attend, ()).last_TC
+
+    def states(
+        self, tokens_T: Tensor, positions_T: Tensor, attend: Attend, layers: tuple[int, ...]
+    ) -> States:
+        """The same, and the states of `layers`, counted as transformers' `hidden_states` are.
+
+        State k < num_layers is the stream that enters layer k, state num_layers the final one
+        behind the norm.
+        """
         by = self.rope(positions_T)
         x_TC = self.embed(tokens_T)
-        for layer in self.layers:
+        kept: dict[int, Tensor] = {}
+        for index, layer in enumerate(self.layers):
+            if index in layers:
+                kept[index] = x_TC
             x_TC = layer(x_TC, by, attend)
-        hidden_TC: Tensor = self.norm(x_TC)
-        return hidden_TC
+        last_TC: Tensor = self.norm(x_TC)
+        kept[len(self.layers)] = last_TC
+        wanted = [kept[index] for index in layers]
+        return States(last_TC, torch.cat(wanted, 1) if wanted else last_TC[:, :0])
 
     def logits(self, hidden_TC: Tensor) -> Tensor:
         """Scores of the next token, [T, V], from what `forward` returns."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Self
 
 import torch
@@ -67,6 +68,11 @@ def turn(x_THD: Tensor, by: Turn) -> Tensor:
 
     RoFormer, equation 34, in the half-split order of transformers: x·cos + swap(x)·(∓sin).
     """
+    if x_THD.is_cuda and x_THD.dtype != torch.float64:
+        on_gpu: Tensor = import_module("furcate.models.rope_triton").turn(
+            x_THD, by.cos_T1D, by.sin_T1D
+        )
+        return on_gpu
     swapped_THD = x_THD.roll(x_THD.shape[-1] // 2, -1)
     return torch.addcmul(x_THD * by.cos_T1D, swapped_THD, by.sin_T1D)
 

@@ -15,6 +15,7 @@ from furcate.tree.stored import fields_of, list_of, number, numbers, reading
 __all__ = ["BINS", "Bin", "Calibration", "DepthScale", "ValueMap", "equal_bins", "fit_value_map"]
 
 BINS = 16
+_SCALE_FIELDS = ("beta", "sigma", "floor")
 UNCALIBRATED = Origin("any", "default", "2026-12-01", "assumed")
 
 
@@ -22,15 +23,18 @@ UNCALIBRATED = Origin("any", "default", "2026-12-01", "assumed")
 class DepthScale:
     """Child weight at one depth: softmax over candidates of (beta * draft_logit / T + g) / sigma.
 
-    T is divided out, so on the scale of processed logits plus
-    T * g sigma is multiplied by T. Without coupling g is left out.
+    T is divided out, so on the scale of processed logits plus T * g sigma is multiplied by T.
+    Without coupling g is left out. At low temperatures what is uncertain is the drafter itself:
+    on that scale the spread is never below `floor`, which at T = 0 is all of it.
     """
 
     beta: float = 1.0
     sigma: float = 1.0
+    floor: float = 0.6
 
     def __post_init__(self) -> None:
-        for name, value in (("beta", self.beta), ("sigma", self.sigma)):
+        for name in _SCALE_FIELDS:
+            value = getattr(self, name)
             if not math.isfinite(value) or value <= 0:
                 raise BadRequest("must be a positive number", field=name, value=value)
 
@@ -110,7 +114,7 @@ class Calibration:
     def to_dict(self) -> dict[str, object]:
         """A JSON object."""
         return {
-            "scales": [{"beta": s.beta, "sigma": s.sigma} for s in self.scales],
+            "scales": [{name: getattr(s, name) for name in _SCALE_FIELDS} for s in self.scales],
             "estimated": list(self.values.estimated),
             "empirical": list(self.values.empirical),
             "origin": self.origin.to_dict(),
@@ -185,8 +189,8 @@ def _bin(pairs: Sequence[tuple[float, bool]]) -> Bin:
 
 def _depth_scale(at: int, data: object) -> DepthScale:
     with reading(f"scales[{at}]"):
-        found = fields_of(data, ("beta", "sigma"))
-        return DepthScale(number(found["beta"], "beta"), number(found["sigma"], "sigma"))
+        found = fields_of(data, _SCALE_FIELDS)
+        return DepthScale(*(number(found[name], name) for name in _SCALE_FIELDS))
 
 
 def _check_ascends(field: str, values: Sequence[float], *, strictly: bool) -> None:

@@ -1,0 +1,147 @@
+"""Replays answers of the target with draft heads: at which rank each tree holds the next tokens.
+
+    python benchmarks/heads_walk.py --drafter eagle3=HEADS/eagle3 --drafter medusa=HEADS/medusa \
+        --prompts benchmarks/data/spec_bench_dev.jsonl --temperature 0 --temperature 1 --out WALKS
+
+The answers are written by the target itself and kept in OUT, so that a second run replays the same
+ones. For every drafter, temperature and depth one array is kept: ranks by root and level, from
+which `benchmarks/heads_report.py` walks trees of any size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from furcate.config import DraftOptions, EngineOptions, SamplingParams
+from furcate.engine.birth import birth
+from furcate.engine.build import build, device_of, dtype_of
+from furcate.engine.prompts import read_prompts
+from furcate.files import write_json
+from furcate.models.decoder import Decoder
+from furcate.models.load import load_decoder
+from furcate.models.zoo import resolve
+from furcate.text.tokenizer import Tokenizer, load_tokenizer
+from furcate.tune.answers import answers
+from furcate.tune.replay import Replay, Stream
+
+STREAMS = "streams.json"
+
+
+def main() -> None:
+    """Write one file of ranks for every drafter and temperature."""
+    asked = _asked()
+    device = device_of(asked.device)
+    path = resolve(asked.target)
+    tokenizer = load_tokenizer(path)
+    decoder = load_decoder(path, dtype_of(asked.dtype, device), device)
+    if decoder.can_pack:
+        decoder.pack()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    for temperature in asked.temperature or [0.0]:
+        streams = _streams(decoder, tokenizer, temperature, asked)
+        for drafter in asked.drafter:
+            name, _, source = drafter.partition("=")
+            began = time.perf_counter()
+            ranks = _ranks(decoder, tokenizer, source or name, streams, asked)
+            file = asked.out / f"{name}_t{temperature:g}{asked.suffix}.npz"
+            np.savez_compressed(file, **ranks)
+            seconds = time.perf_counter() - began
+            roots = sum(len(stream.answer) for stream in streams)
+            sys.stdout.write(
+                f"{file.name}: {len(streams)} answers, {roots} roots, {seconds:.1f} s\n"
+            )
+            sys.stdout.flush()
+    record = {"command": "python " + " ".join(sys.argv), **birth(device)}
+    write_json(asked.out / f"birth{asked.suffix}.json", record)
+
+
+def _ranks(
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    source: str,
+    streams: list[Stream],
+    asked: argparse.Namespace,
+) -> dict[str, np.ndarray]:
+    """By depth, the ranks of all answers' roots one behind the other."""
+    longest = max(len(stream.tokens) for stream in streams) + 1
+    options = EngineOptions(
+        max_batch=asked.roots,
+        kv_tokens=max(64, -(-longest // 16) * 16),
+        max_context=longest,
+        prefill_chunk=4096,
+    )
+    # only what is asked for: a drafter refuses options that it would ignore
+    wished = {
+        "depth": max(asked.depth),
+        "topk": asked.topk,
+        "draft_vocab": asked.draft_vocab,
+        "tree": asked.tree,
+        "beta": asked.beta,
+        "sigma": asked.sigma,
+    }
+    draft = DraftOptions(**{name: value for name, value in wished.items() if value is not None})
+    replay = Replay(build(decoder, tokenizer, source, options, draft))
+    depths = [depth for depth in asked.depth if depth <= replay.drafter.depth]
+    depths = sorted({*depths, replay.drafter.depth})
+    parts: dict[int, list[np.ndarray]] = {depth: [] for depth in depths}
+    for stream in streams:
+        for depth, ranks_TD in replay.ranks(stream, depths).items():
+            parts[depth].append(ranks_TD.numpy())
+    return {f"depth{depth}": np.concatenate(found) for depth, found in parts.items()}
+
+
+def _streams(
+    decoder: Decoder, tokenizer: Tokenizer, temperature: float, asked: argparse.Namespace
+) -> list[Stream]:
+    """The answers at this temperature: those that are there already, else new ones."""
+    file = asked.out / f"t{temperature:g}_{STREAMS}"
+    if file.exists():
+        lines = json.loads(file.read_text())
+        return [
+            Stream(**{**one, "prompt": tuple(one["prompt"]), "answer": tuple(one["answer"])})
+            for one in lines
+        ]
+    streams = answers(
+        decoder,
+        tokenizer,
+        read_prompts(asked.prompts, limit=asked.limit),
+        SamplingParams(temperature=temperature, seed=asked.seed, max_tokens=asked.max_tokens),
+        asked.write_batch,
+    )
+    file.write_text(json.dumps([asdict(stream) for stream in streams]))
+    return streams
+
+
+def _asked() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", default="smollm2-135m")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--drafter", action="append", required=True, help="NAME or NAME=SOURCE")
+    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--limit", type=int)
+    parser.add_argument("--temperature", type=float, action="append", help="may be given again")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--depth", type=int, nargs="+", default=[8])
+    parser.add_argument("--topk", type=int, help="rows that go on at a level; children of each")
+    parser.add_argument("--draft-vocab", type=int)
+    parser.add_argument("--tree", help="a static tree instead of a grown one")
+    parser.add_argument("--beta", type=float)
+    parser.add_argument("--sigma", type=float)
+    parser.add_argument("--roots", type=int, default=256, help="roots of one pass")
+    parser.add_argument("--write-batch", type=int, default=256)
+    parser.add_argument("--suffix", default="", help="of the files, to keep settings apart")
+    parser.add_argument("--out", type=Path, required=True)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

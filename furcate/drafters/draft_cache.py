@@ -1,0 +1,165 @@
+"""Keys, values and states of a draft network, in pages of the same numbers as the target's.
+
+Legend: B requests, R rows of one pass, F frontier rows, N frontier nodes of all levels so far,
+S columns of the prefix, T flat rows, C size of a state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from furcate.drafters.base import View
+from furcate.heads.recurrent import Recurrent
+from furcate.kernels.draft import Draft
+from furcate.kernels.tree_attention import Columns, Places, lay_out
+from furcate.kv.cache import CacheShape, PagedCache
+from furcate.kv.states import StatePool
+from furcate.models.decoder import Attend
+
+__all__ = ["DraftCache", "Pass", "Room", "places_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the engine has room for; a drafter's pools mirror the target's pages one to one."""
+
+    capacity: int  # most requests of a round; also the slot of the dummy request
+    pages: int  # of the target's cache, scratch page excluded
+    page_size: int
+    vocab: int  # of the target: no other token is proposed
+    device: torch.device
+
+    @property
+    def slots(self) -> int:
+        """Slots of all pages, the scratch page included."""
+        return (self.pages + 1) * self.page_size
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Rows of committed tokens to be scored, and what they see."""
+
+    tokens_BR: Tensor
+    position_BR: Tensor
+    columns: Columns
+
+
+class DraftCache:
+    """Follows the target's pages, so whatever is shared or copied there is shared or copied here.
+
+    Drafted rows keep their keys in a scratch of their own, since more nodes are expanded than are
+    kept, and so does the root, whose page may not be reserved yet. A network with states is not
+    trained on position 0, before which there is none: nobody sees what is kept there.
+
+    Args:
+        network: what is kept depends on it alone.
+        room: sizes of the engine.
+        drafted: most frontier rows of a round and request, root excluded.
+    """
+
+    def __init__(self, network: Recurrent, room: Room, drafted: int) -> None:
+        kv, self._room = network.kv, room
+        self._heads = kv.heads
+        self._scratch = 1 + drafted
+        self._first = 1 if network.state_size else 0  # first position that anybody sees
+        shape = CacheShape(
+            layers=kv.layers,
+            kv_heads=kv.kv_heads,
+            head_dim=kv.head_dim,
+            pages=room.pages - (-room.capacity * self._scratch // room.page_size),
+            page_size=room.page_size,
+        )
+        self.keys = PagedCache(shape, network.dtype, room.device)
+        self.states = StatePool(room.slots, network.state_size, network.dtype, room.device)
+
+    def keep(self, view: View, position_BR: Tensor, state_BRC: Tensor) -> None:
+        """Keep states of committed positions; position -1 is nobody's."""
+        self.states.write(places_of(view, self._room), position_BR, state_BRC)
+
+    def before(self, view: View, position_BR: Tensor) -> Tensor:
+        """The states before these positions, [B, R, C]."""
+        return self.states.read(places_of(view, self._room), position_BR - 1)
+
+    def stretch(self, view: View, rows: Draft) -> Pass:
+        """A chain of committed tokens from position `view.length` on."""
+        columns = lay_out(
+            places_of(view, self._room), rows.end_BR, rows.live_B, self.keys.k_LSKD.dtype
+        )
+        position_BR = view.length_B[:, None] + rows.depth_BR
+        hidden = self._without_the_first(columns, position_BR)
+        return Pass(rows.tokens_BR, position_BR, hidden)
+
+    def tail(self, view: View, rows: int) -> Pass:
+        """The last `rows` tokens up to the root, or all of them; the root's keys go to scratch."""
+        start_B = (view.length_B + 1 - rows).clamp_min(0)
+        live_B = view.length_B + 1 - start_B
+        row_R = torch.arange(rows, device=start_B.device)
+        live_BR = row_R < live_B[:, None]
+        depth_BR = torch.where(live_BR, row_R, 0)
+        end_BR = torch.where(live_BR, live_B[:, None], row_R + 1)
+        position_BR = start_B[:, None] + depth_BR
+        places = replace(places_of(view, self._room), length_B=start_B)
+        columns = lay_out(places, end_BR, live_B, self.keys.k_LSKD.dtype)
+        columns = self._with_root_in_scratch(columns, view.length_B, live_B)
+        return Pass(
+            view.tokens_BW.gather(1, position_BR),
+            position_BR,
+            self._without_the_first(columns, position_BR),
+        )
+
+    def below(self, view: View, prefix: Columns, seen_BFN: Tensor) -> Columns:
+        """What the frontier's rows see: the prefix, the root, and their own paths."""
+        batch, rows, nodes = seen_BFN.shape
+        slot_BN = self._scratch_slots(batch)[:, 1 : 1 + nodes]
+        column_S = torch.arange(prefix.read_BS.shape[1], device=slot_BN.device)
+        past_BS = (column_S >= self._first) & (column_S <= view.length_B[:, None])
+        seen_BFS = torch.cat([past_BS[:, None].expand(-1, rows, -1), seen_BFN], 2)
+        bias_BFS = torch.zeros(seen_BFS.shape, dtype=prefix.bias_BRS.dtype, device=slot_BN.device)
+        return Columns(
+            write_T=slot_BN[:, nodes - rows :].flatten(),
+            read_BS=torch.cat([prefix.read_BS, slot_BN], 1),
+            bias_BRS=bias_BFS.masked_fill(~seen_BFS, -torch.inf),
+        )
+
+    def attend(self, columns: Columns) -> Attend:
+        """How the network attends in a pass over these columns."""
+        return self.keys.attend(columns, self._heads)
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Follow the target's cache when it copies a shared page."""
+        self.keys.copy_page(source, target)
+        self.states.copy_page(source, target, self._room.page_size)
+
+    def _with_root_in_scratch(self, columns: Columns, length_B: Tensor, live_B: Tensor) -> Columns:
+        slot_B1 = self._scratch_slots(len(length_B))[:, :1]
+        batch, rows, width = columns.bias_BRS.shape
+        root_BR = torch.arange(rows, device=live_B.device) == live_B[:, None] - 1
+        root_BS = torch.arange(width, device=live_B.device) == length_B[:, None]
+        return replace(
+            columns,
+            write_T=torch.where(root_BR, slot_B1, columns.write_T.view(batch, rows)).flatten(),
+            read_BS=torch.where(root_BS, slot_B1, columns.read_BS),
+        )
+
+    def _without_the_first(self, columns: Columns, position_BR: Tensor) -> Columns:
+        """Hide position 0 from all that see any other; a row must see something."""
+        if not self._first:
+            return columns
+        others_BR = (columns.bias_BRS[:, :, 1:] == 0).any(2)
+        hidden_BR1 = others_BR[:, :, None]
+        column_S = torch.arange(columns.bias_BRS.shape[2], device=position_BR.device)
+        bias_BRS = columns.bias_BRS.masked_fill(hidden_BR1 & (column_S == 0), -torch.inf)
+        return replace(columns, bias_BRS=bias_BRS)
+
+    def _scratch_slots(self, batch: int) -> Tensor:
+        """Slots of the drafted rows, the root's first: int64 [B, 1 + N]."""
+        slot = torch.arange(batch * self._scratch, device=self._room.device)
+        return (self._room.slots + slot).view(batch, self._scratch)
+
+
+def places_of(view: View, room: Room) -> Places:
+    """Where the pages of a view's requests lie."""
+    return Places(view.table_BS, view.length_B, room.page_size, view.tokens_BW.shape[1])

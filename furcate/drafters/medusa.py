@@ -1,0 +1,78 @@
+"""Drafts with Medusa heads: all levels come from one state of the target, none knows the others.
+
+Legend: B requests, R rows of one pass, D levels, K heads, C hidden size, V draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from furcate.drafters.base import View
+from furcate.drafters.draft_cache import Room, places_of
+from furcate.drafters.expand import Manner
+from furcate.drafters.features import of_chain, of_path
+from furcate.drafters.vocabulary import Vocabulary
+from furcate.heads.medusa import Medusa
+from furcate.kernels.draft import Draft, Proposal, Verdict
+from furcate.kv.states import StatePool
+
+__all__ = ["MedusaDrafter"]
+
+
+class MedusaDrafter:
+    """Medusa (arXiv:2401.10774, section 2.1), its tree grown by coupled scores or fixed by ranks.
+
+    Head d says what it thinks of level d, whatever stands above: a path is worth the product over
+    its levels.
+
+    Args:
+        heads: on `room.device`.
+        manner: the shape of its trees, no deeper than there are heads.
+        room: sizes of the engine.
+    """
+
+    light = False
+
+    def __init__(self, heads: Medusa, manner: Manner, room: Room) -> None:
+        self.heads = heads
+        self.layers = heads.layers
+        self.plan = manner.plan
+        self.depth = len(manner.plan)
+        self.pool = sum(step.candidates for step in manner.plan)
+        spec = heads.spec
+        words = Vocabulary(heads.token_D, min(room.vocab, spec.vocab_size))
+        self._grower = manner.grower(words, room.device)
+        self.plausible = self._grower.plausible
+        self._room = room
+        dtype = next(heads.parameters()).dtype
+        self.states = StatePool(room.slots, spec.hidden_size, dtype, room.device)
+
+    def keep(self, view: View, rows: Draft, features_BRF: Tensor) -> None:
+        """Keep the target's states at a stretch of committed tokens."""
+        self.states.write(places_of(view, self._room), of_chain(view, rows), features_BRF)
+
+    def read(self, view: View, rows: Draft) -> None:
+        """There are no keys to catch up with."""
+
+    def propose(self, view: View) -> Proposal:
+        """Every head's guess from the state before the root, level by level."""
+        before_B1 = view.length_B[:, None] - 1
+        state_B1C = self.states.read(places_of(view, self._room), before_B1)
+        logits_KBV = self.heads.logits(self.heads(state_B1C[:, 0]))
+        growth = self._grower.begin(view)
+        for logits_BV in logits_KBV[: self.depth]:
+            growth.branch(logits_BV[:, None])
+        return growth.proposal()
+
+    def learn(self, view: View, draft: Draft, verdict: Verdict, features_BRF: Tensor) -> None:
+        """Note how often nodes of each weight were accepted; keep the accepted path's states."""
+        self.plausible.learn(view, draft, verdict, self._room.capacity)
+        position_BD, path_BDF = of_path(view, verdict, features_BRF)
+        self.states.write(places_of(view, self._room), position_BD, path_BDF)
+
+    def forget(self, slot: int) -> None:
+        """States lie in pages, and pages are the engine's."""
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Follow the target's cache when it copies a shared page."""
+        self.states.copy_page(source, target, self._room.page_size)

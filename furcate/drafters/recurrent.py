@@ -1,0 +1,125 @@
+"""Drafts with a recurrent network: EAGLE, MTP or a whole small model, all by one path.
+
+Legend: B requests, R rows of one pass, F frontier rows, D levels, C size of a state,
+V draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from furcate.drafters.base import View
+from furcate.drafters.draft_cache import DraftCache, Pass, Room
+from furcate.drafters.expand import Frontier, Manner
+from furcate.drafters.features import of_chain, of_path
+from furcate.drafters.vocabulary import Vocabulary
+from furcate.heads.recurrent import Recurrent
+from furcate.kernels.draft import Draft, Proposal, Verdict
+from furcate.kernels.tree_attention import Columns
+
+__all__ = ["RecurrentDrafter"]
+
+
+class RecurrentDrafter:
+    """Speculative decoding (arXiv:2211.17192) with a tree grown by coupled scores.
+
+    Each round first scores the tokens committed since the last one, fed with the states that the
+    target itself had there; the root's output proposes level 1. Below it each row is fed with the
+    output of its parent.
+
+    Args:
+        network: on `room.device`.
+        manner: the shape of its trees, and how its scores predict the target's choice.
+        room: sizes of the engine.
+    """
+
+    light = False
+
+    def __init__(self, network: Recurrent, manner: Manner, room: Room) -> None:
+        self.network = network
+        self.layers = network.layers
+        self.plan = manner.plan
+        self.depth = len(manner.plan)
+        self.pool = sum(step.candidates for step in manner.plan)
+        self.cache = DraftCache(network, room, sum(step.rows for step in manner.plan))
+        words = Vocabulary(network.token_D, min(room.vocab, network.vocab))
+        self._grower = manner.grower(words, room.device)
+        self.plausible = self._grower.plausible
+        self._dummy = room.capacity
+        # a round commits the accepted nodes and one more, and the last root's keys lay in scratch
+        self._tail = 2 + (manner.longest or self.depth)
+
+    def keep(self, view: View, rows: Draft, features_BRF: Tensor) -> None:
+        """Keep the target's states at a stretch of committed tokens."""
+        if self.network.state_size:
+            self.cache.keep(view, of_chain(view, rows), self._fused(features_BRF))
+
+    def read(self, view: View, rows: Draft) -> None:
+        """Score a stretch of committed tokens, for their keys alone.
+
+        For what a round cannot catch up with: prompts, and what was committed during a rest.
+        """
+        self._score(view, self.cache.stretch(view, rows))
+
+    def propose(self, view: View) -> Proposal:
+        """Catch up with what was committed, then grow the tree level by level."""
+        tail = self.cache.tail(view, self._tail)
+        out_BFC = _at_the_root(self._score(view, tail), view, tail)
+        growth = self._grower.begin(view)
+        for depth in range(self.depth):
+            if depth:
+                out_BFC = self._below(view, growth.frontier, out_BFC, tail.columns, depth)
+            growth.branch(self._logits(out_BFC))
+        return growth.proposal()
+
+    def learn(self, view: View, draft: Draft, verdict: Verdict, features_BRF: Tensor) -> None:
+        """Note how often nodes of each weight were accepted; keep the accepted path's states."""
+        self.plausible.learn(view, draft, verdict, self._dummy)
+        if self.network.state_size:
+            position_BD, path_BDF = of_path(view, verdict, features_BRF)
+            self.cache.keep(view, position_BD, self._fused(path_BDF))
+
+    def forget(self, slot: int) -> None:
+        """Nothing is kept by slot: keys and states lie in pages, and pages are the engine's."""
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Follow the target's cache when it copies a shared page."""
+        self.cache.copy_page(source, target)
+
+    def _below(
+        self, view: View, frontier: Frontier, out_BFC: Tensor, prefix: Columns, depth: int
+    ) -> Tensor:
+        """Outputs at the frontier's rows, `depth` below the roots; `out` are those above them."""
+        row_BFC = frontier.row_BF[..., None].expand(-1, -1, out_BFC.shape[2])
+        position_BF = (view.length_B[:, None] + depth).expand(-1, frontier.row_BF.shape[1])
+        rows = Pass(
+            frontier.tokens_BF, position_BF, self.cache.below(view, prefix, frontier.seen_BFN)
+        )
+        return self._score_with(out_BFC.gather(1, row_BFC), rows)
+
+    def _score(self, view: View, rows: Pass) -> Tensor:
+        """Outputs [B, R, C] at committed tokens, fed with the target's states."""
+        return self._score_with(self.cache.before(view, rows.position_BR), rows)
+
+    def _score_with(self, state_BRC: Tensor, rows: Pass) -> Tensor:
+        # a target may know more tokens than the network; those read as its last one
+        known_T = rows.tokens_BR.flatten().clamp_max(self.network.vocab - 1)
+        out_TC = self.network(
+            known_T,
+            state_BRC.flatten(0, 1),
+            rows.position_BR.flatten(),
+            self.cache.attend(rows.columns),
+        )
+        return out_TC.view(*rows.tokens_BR.shape, -1)
+
+    def _logits(self, out_BFC: Tensor) -> Tensor:
+        return self.network.logits(out_BFC.flatten(0, 1)).view(*out_BFC.shape[:2], -1)
+
+    def _fused(self, features_BRF: Tensor) -> Tensor:
+        return self.network.fuse(features_BRF.flatten(0, 1)).view(*features_BRF.shape[:2], -1)
+
+
+def _at_the_root(out_BRC: Tensor, view: View, tail: Pass) -> Tensor:
+    """The output at each request's last token: [B, 1, C]."""
+    last_B = view.length_B - tail.position_BR[:, 0]
+    return out_BRC.gather(1, last_B[:, None, None].expand(-1, 1, out_BRC.shape[2]))

@@ -1,0 +1,161 @@
+"""EAGLE-1 and EAGLE-3 networks: one layer that runs on the target's states and then on its own.
+
+Legend: T flat rows, F features of the target, C hidden size of the head, D draft vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from furcate.heads.output import Output, Shared
+from furcate.heads.recurrent import KvSizes
+from furcate.heads.spec import EagleSpec
+from furcate.models.decoder import Attend, Attention, Layer, Mlp, RmsNorm
+from furcate.models.linear import Linear
+from furcate.models.rope import Rope
+
+__all__ = ["Eagle1", "Eagle3"]
+
+
+class _Eagle(nn.Module):
+    """What both share: embeddings, rotary positions, and how the result is scored."""
+
+    embedding: Tensor
+
+    def __init__(self, spec: EagleSpec, shared: Shared, token_D: Tensor | None) -> None:
+        super().__init__()
+        block, like = spec.block, shared.embedding_VC
+        self.spec = spec
+        self.layers = spec.layers
+        self.state_size = block.hidden_size
+        self.vocab = block.vocab_size
+        self.kv = KvSizes(block.num_layers, block.num_heads, block.num_kv_heads, block.head_dim)
+        self.rope = Rope(block.rope, block.head_dim, like.dtype, like.device)
+        self.output = Output(shared, token_D, own=spec.own_output, width=block.hidden_size)
+        if spec.own_embedding:
+            own = like.new_empty(block.vocab_size, block.hidden_size)
+            self.embedding = nn.Parameter(own)
+        else:
+            self.register_buffer("embedding", shared.embedding_VC, persistent=False)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, states and logits."""
+        return self.embedding.dtype
+
+    @property
+    def token_D(self) -> Tensor | None:
+        """Target id of each draft id, int64 [D]; None: the same ids."""
+        return self.output.token_D
+
+    def embed(self, tokens_T: Tensor) -> Tensor:
+        """Embeddings of int64 tokens: [T, C]."""
+        return functional.embedding(tokens_T, self.embedding)
+
+
+class Eagle3(_Eagle):
+    """EAGLE-3 (arXiv:2503.01840, section 3): features of several layers fused, no feature loss.
+
+    The first layer reads the token's embedding and the state before it side by side, each normed;
+    further layers are ordinary ones.
+    """
+
+    def __init__(self, spec: EagleSpec, shared: Shared, token_D: Tensor | None) -> None:
+        super().__init__(spec, shared, token_D)
+        block, like = spec.block, shared.embedding_VC
+        size, eps = block.hidden_size, block.rms_norm_eps
+        width = spec.target_hidden_size
+        features = width * len(spec.layers)
+        self.fc = Linear(features, size, bias=spec.fc_bias, like=like)
+        self.input_norm = RmsNorm(features, eps, like=like) if spec.norm_before_fc else None
+        norms = [RmsNorm(width, eps, like=like) for _ in spec.layers] if spec.fc_norm else []
+        self.fc_norms = nn.ModuleList(norms)
+        self.token_norm = RmsNorm(size, eps, like=like)
+        self.state_norm = RmsNorm(size, eps, like=like)
+        self.attention = Attention(block, 0, like=like, inputs=2 * size)
+        self.mlp_norm = RmsNorm(size, eps, like=like)
+        self.mlp = Mlp(block, like=like)
+        self.more = nn.ModuleList(Layer(block, i, like=like) for i in range(1, block.num_layers))
+        self.norm = RmsNorm(size, eps, like=like)
+
+    def fuse(self, features_TF: Tensor) -> Tensor:
+        """States [T, C] from the target's features, layer after layer."""
+        if self.input_norm is not None:
+            features_TF = self.input_norm(features_TF)
+        if len(self.fc_norms):
+            parts = features_TF.chunk(len(self.fc_norms), 1)
+            normed = [norm(part) for norm, part in zip(self.fc_norms, parts, strict=True)]
+            features_TF = torch.cat(normed, 1)
+        state_TC: Tensor = self.fc(features_TF)
+        return state_TC
+
+    def forward(
+        self, tokens_T: Tensor, state_TC: Tensor, positions_T: Tensor, attend: Attend
+    ) -> Tensor:
+        """States behind the tokens, before the norm unless `norm_output`."""
+        by = self.rope(positions_T)
+        normed_TC = self.state_norm(state_TC)
+        both_TC = torch.cat((self.token_norm(self.embed(tokens_T)), normed_TC), 1)
+        x_TC = normed_TC if self.spec.norm_before_residual else state_TC
+        x_TC = x_TC + self.attention(both_TC, by, attend)
+        x_TC = x_TC + self.mlp(self.mlp_norm(x_TC))
+        for layer in self.more:
+            x_TC = layer(x_TC, by, attend)
+        out_TC: Tensor = self.norm(x_TC) if self.spec.norm_output else x_TC
+        return out_TC
+
+    def final(self, state_TC: Tensor) -> Tensor:
+        """What the output matrix reads: the state, normed exactly once."""
+        final_TC: Tensor = state_TC if self.spec.norm_output else self.norm(state_TC)
+        return final_TC
+
+    def logits(self, state_TC: Tensor) -> Tensor:
+        """Scores of the next token over the draft vocabulary, [T, D]."""
+        scores_TD: Tensor = self.output(self.final(state_TC))
+        return scores_TD
+
+
+class Eagle1(_Eagle):
+    """EAGLE-1 (arXiv:2401.15077, section 4.1): embedding and feature in, next feature out.
+
+    Its layers have no norm before attention in the first one, and none at the end: what comes out
+    stands for the target's own final state.
+    """
+
+    def __init__(self, spec: EagleSpec, shared: Shared, token_D: Tensor | None) -> None:
+        super().__init__(spec, shared, token_D)
+        block, like = spec.block, shared.embedding_VC
+        size = block.hidden_size
+        self.fc = Linear(2 * size, size, bias=spec.fc_bias, like=like)
+        self.attention = Attention(block, 0, like=like)
+        self.mlp_norm = RmsNorm(size, block.rms_norm_eps, like=like)
+        self.mlp = Mlp(block, like=like)
+        self.more = nn.ModuleList(Layer(block, i, like=like) for i in range(1, block.num_layers))
+
+    def fuse(self, features_TF: Tensor) -> Tensor:
+        """The target's final state as it is."""
+        return features_TF
+
+    def forward(
+        self, tokens_T: Tensor, state_TC: Tensor, positions_T: Tensor, attend: Attend
+    ) -> Tensor:
+        """Guessed final states of the target behind the tokens."""
+        by = self.rope(positions_T)
+        x_TC = self.fc(torch.cat((self.embed(tokens_T), state_TC), 1))
+        x_TC = x_TC + self.attention(x_TC, by, attend)
+        x_TC = x_TC + self.mlp(self.mlp_norm(x_TC))
+        for layer in self.more:
+            x_TC = layer(x_TC, by, attend)
+        out_TC: Tensor = x_TC
+        return out_TC
+
+    def final(self, state_TC: Tensor) -> Tensor:
+        """What the output matrix reads: the state as it is."""
+        return state_TC
+
+    def logits(self, state_TC: Tensor) -> Tensor:
+        """Scores of the next token, [T, D]."""
+        scores_TD: Tensor = self.output(state_TC)
+        return scores_TD

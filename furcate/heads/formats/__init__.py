@@ -1,0 +1,1 @@
+"""Formats of heads that others write and read."""

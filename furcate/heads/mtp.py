@@ -1,0 +1,79 @@
+"""Multi-token prediction as a recurrent head: one module, fed with what it gave itself.
+
+Legend: T flat rows, C hidden size, D draft vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from furcate.heads.output import Output, Shared
+from furcate.heads.recurrent import KvSizes
+from furcate.heads.spec import MtpSpec
+from furcate.models.decoder import Attend, Layer, RmsNorm
+from furcate.models.linear import Linear
+from furcate.models.rope import Rope
+
+__all__ = ["Mtp"]
+
+
+class Mtp(nn.Module):
+    """DeepSeek-V3, section 2.2: h' = layer(M [norm(embedding); norm(h)]), embedding first.
+
+    What is fed on is the state behind the module's own final norm, as h is behind the target's;
+    so the norm is applied exactly once before scoring.
+    """
+
+    def __init__(self, spec: MtpSpec, shared: Shared, token_D: Tensor | None) -> None:
+        super().__init__()
+        block, like = spec.block, shared.embedding_VC
+        size, eps = block.hidden_size, block.rms_norm_eps
+        self.spec = spec
+        self.layers = spec.layers
+        self.state_size = size
+        self.vocab = block.vocab_size
+        self.kv = KvSizes(1, block.num_heads, block.num_kv_heads, block.head_dim)
+        self.rope = Rope(block.rope, block.head_dim, like.dtype, like.device)
+        self.embedding: Tensor
+        self.register_buffer("embedding", shared.embedding_VC, persistent=False)
+        self.token_norm = RmsNorm(size, eps, like=like)
+        self.state_norm = RmsNorm(size, eps, like=like)
+        self.project = Linear(2 * size, size, bias=False, like=like)
+        self.layer = Layer(block, 0, like=like)
+        self.norm = RmsNorm(size, eps, like=like)
+        self.output = Output(shared, token_D, own=spec.own_output)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, states and logits."""
+        return self.embedding.dtype
+
+    @property
+    def token_D(self) -> Tensor | None:
+        """Target id of each draft id, int64 [D]; None: the same ids."""
+        return self.output.token_D
+
+    def fuse(self, features_TF: Tensor) -> Tensor:
+        """The target's final state as it is."""
+        return features_TF
+
+    def forward(
+        self, tokens_T: Tensor, state_TC: Tensor, positions_T: Tensor, attend: Attend
+    ) -> Tensor:
+        """States behind the tokens, normed."""
+        token_TC = self.token_norm(functional.embedding(tokens_T, self.embedding))
+        both_TC = torch.cat((token_TC, self.state_norm(state_TC)), 1)
+        x_TC = self.layer(self.project(both_TC), self.rope(positions_T), attend)
+        normed_TC: Tensor = self.norm(x_TC)
+        return normed_TC
+
+    def final(self, state_TC: Tensor) -> Tensor:
+        """What the output matrix reads: the state, which is normed already."""
+        return state_TC
+
+    def logits(self, state_TC: Tensor) -> Tensor:
+        """Scores of the next token over the draft vocabulary, [T, D]."""
+        scores_TD: Tensor = self.output(state_TC)
+        return scores_TD

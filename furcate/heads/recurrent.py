@@ -1,0 +1,66 @@
+"""What every recurrent draft network has in common: EAGLE, MTP, and a whole small model.
+
+Legend: T flat rows, F features of the target, C size of a state, D draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from furcate.models.decoder import Attend
+
+__all__ = ["KvSizes", "Recurrent"]
+
+
+@dataclass(frozen=True, slots=True)
+class KvSizes:
+    """Keys and values that a network keeps for every token."""
+
+    layers: int
+    heads: int  # query heads
+    kv_heads: int
+    head_dim: int
+
+
+class Recurrent(Protocol):
+    """Reads a token and the state before it, gives the state behind it.
+
+    At position p it reads token p and the state g of position p - 1, where g is `fuse` of the
+    target's features there; what comes out predicts token p + 1. Below the root the target has not
+    been yet: the state is then what this network itself gave for the parent node. So what it keeps
+    for position p depends on tokens 0..p alone. Position 0 has no state before it and is not read
+    by a network with `state_size` > 0.
+    """
+
+    layers: tuple[int, ...]  # features it needs, counted as transformers' `hidden_states` are
+    state_size: int  # C of the state it is fed; 0: it needs none
+    kv: KvSizes
+    vocab: int  # token ids it can read: 0..vocab - 1
+
+    @property
+    def token_D(self) -> Tensor | None:
+        """Target id of each draft id, int64 [D], ascending; None: the same ids."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, states and logits."""
+        ...
+
+    def fuse(self, features_TF: Tensor) -> Tensor:
+        """States [T, C] from the target's features."""
+        ...
+
+    def __call__(
+        self, tokens_T: Tensor, state_TC: Tensor, positions_T: Tensor, attend: Attend
+    ) -> Tensor:
+        """States behind these tokens: [T, C'], to be fed on and to be scored."""
+        ...
+
+    def logits(self, state_TC: Tensor) -> Tensor:
+        """Scores of the next token, [T, D], from what a call returns."""
+        ...

@@ -1,0 +1,290 @@
+"""Tree attention in Triton: pages are read where they lie, and the tree's mask is never built.
+
+Twin of `tree_attention`. Legend: B requests, R rows, T = B * R flat rows, P pages, H query heads,
+K key/value heads, G = H / K query heads of a key head, D head size, S slots, M packed rows of a
+tile, N columns of a tile, X splits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from furcate.kernels.tree_attention import Keys
+
+__all__ = ["Seen", "Tile", "tile_for", "tree_attention"]
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_LEAST_ROWS = 16  # of a matrix unit
+_LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the rows of one pass see: of request b, columns [first, L) and its own tree.
+
+    Row r of the tree stands in column L + r and sees tree column j exactly if j <= r < end[j].
+    """
+
+    table_BP: Tensor  # int64, pages in order; dense
+    length_B: Tensor  # int64, cached tokens L
+    end_BR: Tensor  # int64, one past the subtree; dense
+    live_B: Tensor  # int64, rows in use; the others are pads, whose results are finite
+    page_size: int  # a power of two
+    first_B: Tensor | None = None  # int64, columns below are hidden and never read; None: 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How the work is cut.
+
+    A row's result is the same for every cut up to rounding. With one split it is the same bit for
+    bit for every number of rows in the pass as long as the cut stays.
+    """
+
+    rows: int  # packed rows of a program, at least 16
+    columns: int  # keys looked at in one step
+    warps: int = 4
+    stages: int = 3
+
+
+def tile_for(packed_rows: int, head_dim: int, dtype: torch.dtype) -> Tile:
+    """A cut for so many packed rows (R * G): each key is read once up to 64 of them."""
+    rows = max(_LEAST_ROWS, min(64, triton.next_power_of_2(packed_rows)))
+    wide = head_dim * dtype.itemsize > 256
+    return Tile(rows, columns=32 if wide else 64)
+
+
+def tree_attention(
+    q_THD: Tensor, keys: Keys, seen: Seen, *, splits: int = 1, tile: Tile | None = None
+) -> Tensor:
+    """Attention of every row over the columns it sees, [T, H, D].
+
+    Args:
+        q_THD: T = B * R rows, request after request; heads and their entries lie dense. float32
+            is computed as IEEE float32, half precision with float32 sums.
+        keys: the layer's pool, K heads of the same dtype, with the rows' own keys written already;
+            slots lie dense. D is a power of two from 16 on.
+        seen: what each row looks at. A row that sees nothing gets zeros.
+        splits: programs that share the columns of a request; a second kernel joins them.
+        tile: how the work is cut, by default `tile_for`.
+    """
+    (total, heads, size), kv = q_THD.shape, keys.k_SKD.shape[1]
+    batch, rows = seen.end_BR.shape
+    assert q_THD.dtype in _DTYPES and q_THD.dtype == keys.k_SKD.dtype == keys.v_SKD.dtype
+    assert total == batch * rows and heads % kv == 0
+    assert size >= _LEAST_ROWS and size == triton.next_power_of_2(size)
+    assert q_THD.stride()[1:] == (size, 1)
+    assert keys.k_SKD.is_contiguous() and keys.v_SKD.is_contiguous()
+    group = heads // kv
+    cut = tile or tile_for(rows * group, size, q_THD.dtype)
+    parts = _Parts.of(q_THD, splits)
+    tiles = triton.cdiv(rows * group, cut.rows)
+    _attend[(kv * tiles, splits, batch)](
+        q_THD,
+        keys.k_SKD,
+        keys.v_SKD,
+        parts.out_XTHD,
+        parts.weight_XTH,
+        seen.table_BP,
+        seen.length_B,
+        seen.first_B,
+        seen.end_BR,
+        seen.live_B,
+        rows,
+        total,
+        q_THD.stride(0),
+        seen.table_BP.stride(0),
+        size**-0.5 * _LOG2_E,
+        SPLITS=splits,
+        GROUP=group,
+        KV=kv,
+        D=size,
+        PAGE=seen.page_size,
+        M=cut.rows,
+        N=cut.columns,
+        PRECISION="ieee" if q_THD.dtype == torch.float32 else None,
+        num_warps=cut.warps,
+        num_stages=cut.stages,
+    )
+    return parts.joined(q_THD.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What the splits found; a single split writes the result itself."""
+
+    out_XTHD: Tensor  # each split's own weighted mean
+    weight_XTH: Tensor | None  # float32, base-2 logarithm of the sum of its weights
+
+    @staticmethod
+    def of(q_THD: Tensor, splits: int) -> _Parts:
+        if splits == 1:
+            return _Parts(q_THD.new_empty((1, *q_THD.shape)), None)
+        out_XTHD = q_THD.new_empty((splits, *q_THD.shape), dtype=torch.float32)
+        return _Parts(out_XTHD, out_XTHD.new_empty(out_XTHD.shape[:3]))
+
+    def joined(self, dtype: torch.dtype) -> Tensor:
+        if self.weight_XTH is None:
+            return self.out_XTHD[0]
+        splits, total, heads, size = self.out_XTHD.shape
+        out_THD = self.out_XTHD.new_empty((total, heads, size), dtype=dtype)
+        _join[(total * heads,)](
+            self.out_XTHD,
+            self.weight_XTH,
+            out_THD,
+            total * heads,
+            SPLITS=splits,
+            X=triton.next_power_of_2(splits),
+            D=size,
+            num_warps=1,
+        )
+        return out_THD
+
+
+@triton.jit
+def _attend(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    weight_ptr,
+    table_ptr,
+    length_ptr,
+    first_ptr,
+    end_ptr,
+    live_ptr,
+    rows,
+    total,
+    q_stride,
+    table_stride,
+    scale,
+    SPLITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    KV: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One key head, one tile of packed rows, one share of the columns of one request."""
+    kv = tl.program_id(0) % KV
+    tile = tl.program_id(0) // KV
+    split = tl.program_id(1)
+    b = tl.program_id(2)
+    length = tl.load(length_ptr + b).to(tl.int32)
+    live = tl.load(live_ptr + b).to(tl.int32)
+    first = 0
+    if first_ptr is not None:
+        first = tl.load(first_ptr + b).to(tl.int32)
+
+    m_M = tile * M + tl.arange(0, M)
+    r_M = m_M // GROUP
+    d_D = tl.arange(0, D)
+    row_M = (b * rows + r_M).to(tl.int64)
+    head_M = kv * GROUP + m_M % GROUP
+    q_MD = tl.load(
+        q_ptr + row_M[:, None] * q_stride + head_M[:, None] * D + d_D,
+        mask=(r_M < live)[:, None],
+        other=0.0,
+    )
+    k_ptr += kv * D
+    v_ptr += kv * D
+    table_ptr += b.to(tl.int64) * table_stride
+    end_ptr += b.to(tl.int64) * rows
+
+    # tiles of columns begin at absolute multiples of N in prefix and tree alike, so that the same
+    # keys meet in the same step whatever the number of rows; no row looks past itself
+    share = tl.cdiv(tl.cdiv(length + live, N), SPLITS) * N
+    begin = tl.maximum(split * share, first // N * N)
+    last = tl.minimum(live, (tile * M + M - 1) // GROUP + 1)
+    stop = tl.minimum(length + last, (split + 1) * share)
+    stop = tl.where(tile * M // GROUP < live, stop, 0)  # pads alone: nothing to look at
+    whole = tl.minimum(length // N * N, stop)  # below it all columns are prefix
+
+    best_M = tl.full((M,), float("-inf"), tl.float32)
+    sum_M = tl.zeros((M,), tl.float32)
+    acc_MD = tl.zeros((M, D), tl.float32)
+    for start in range(begin, whole, N):
+        c_N = start + tl.arange(0, N)
+        slot_N = tl.load(table_ptr + c_N // PAGE) * PAGE + c_N % PAGE
+        at_ND = slot_N[:, None] * (KV * D) + d_D
+        if first_ptr is None:
+            k_ND = tl.load(k_ptr + at_ND)
+            v_ND = tl.load(v_ptr + at_ND)
+        else:
+            k_ND = tl.load(k_ptr + at_ND, mask=(c_N >= first)[:, None], other=0.0)
+            v_ND = tl.load(v_ptr + at_ND, mask=(c_N >= first)[:, None], other=0.0)
+        score_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision=PRECISION)
+        if first_ptr is not None:
+            score_MN = tl.where((c_N >= first)[None, :], score_MN, float("-inf"))
+        best_M, sum_M, acc_MD = _fold(best_M, sum_M, acc_MD, score_MN, v_ND, scale, PRECISION)
+    for start in range(tl.maximum(begin, whole), stop, N):
+        c_N = start + tl.arange(0, N)
+        used_N = (c_N >= first) & (c_N < length + live)
+        in_tree_N = used_N & (c_N >= length)
+        page_N = tl.load(table_ptr + c_N // PAGE, mask=used_N, other=0)
+        at_ND = (page_N * PAGE + c_N % PAGE)[:, None] * (KV * D) + d_D
+        # a hidden column still multiplies what is read there by 0, so nothing may be read
+        k_ND = tl.load(k_ptr + at_ND, mask=used_N[:, None], other=0.0)
+        v_ND = tl.load(v_ptr + at_ND, mask=used_N[:, None], other=0.0)
+        end_N = tl.load(end_ptr + c_N - length, mask=in_tree_N, other=rows)
+        seen_MN = used_N[None, :] & (r_M[:, None] < end_N[None, :])
+        seen_MN &= (c_N - length)[None, :] <= r_M[:, None]
+        score_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision=PRECISION)
+        score_MN = tl.where(seen_MN, score_MN, float("-inf"))
+        best_M, sum_M, acc_MD = _fold(best_M, sum_M, acc_MD, score_MN, v_ND, scale, PRECISION)
+
+    none_M = sum_M == 0
+    acc_MD = acc_MD / tl.where(none_M, 1.0, sum_M)[:, None]
+    out_M = (split * total + row_M) * (KV * GROUP) + head_M
+    tl.store(out_ptr + out_M[:, None] * D + d_D, acc_MD, mask=(r_M < rows)[:, None])
+    if SPLITS > 1:
+        weight_M = best_M * scale + tl.log2(tl.where(none_M, 1.0, sum_M))
+        tl.store(weight_ptr + out_M, weight_M, mask=r_M < rows)
+
+
+@triton.jit
+def _fold(best_M, sum_M, acc_MD, score_MN, v_ND, scale, PRECISION: tl.constexpr):
+    """Online softmax in base 2 (Milakov and Gimelshein 2018, algorithm 3): one more tile."""
+    # scores are scaled behind the difference: a product before it might be fused into it in one
+    # of the two loops and not in the other
+    new_M = tl.maximum(best_M, tl.max(score_MN, 1))
+    at_M = tl.where(new_M == float("-inf"), 0.0, new_M)  # a row that has seen nothing yet
+    weight_MN = tl.exp2((score_MN - at_M[:, None]) * scale)
+    keep_M = tl.exp2((best_M - at_M) * scale)
+    sum_M = sum_M * keep_M + tl.sum(weight_MN, 1)
+    acc_MD = tl.dot(
+        weight_MN.to(v_ND.dtype), v_ND, acc_MD * keep_M[:, None], input_precision=PRECISION
+    )
+    return new_M, sum_M, acc_MD
+
+
+@triton.jit
+def _join(
+    out_ptr,
+    weight_ptr,
+    joined_ptr,
+    count,
+    SPLITS: tl.constexpr,
+    X: tl.constexpr,
+    D: tl.constexpr,
+):
+    """One row and head: the splits' means by their weights; a split that saw nothing weighs 0."""
+    at = tl.program_id(0).to(tl.int64)
+    x_X = tl.arange(0, X)
+    d_D = tl.arange(0, D)
+    weight_X = tl.load(weight_ptr + x_X * count + at, mask=x_X < SPLITS, other=float("-inf"))
+    best = tl.max(weight_X, 0)
+    share_X = tl.exp2(weight_X - tl.where(best == float("-inf"), 0.0, best))
+    total = tl.sum(share_X, 0)
+    part_XD = tl.load(
+        out_ptr + (x_X * count + at)[:, None] * D + d_D, mask=(x_X < SPLITS)[:, None], other=0.0
+    )
+    mean_D = tl.sum(part_XD * share_X[:, None], 0) / tl.where(total == 0, 1.0, total)
+    tl.store(joined_ptr + at * D + d_D, mean_D)

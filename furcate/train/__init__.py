@@ -1,0 +1,1 @@
+"""Making heads: text written by the target itself, and training on it."""

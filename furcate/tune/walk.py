@@ -1,0 +1,109 @@
+"""Walks recorded streams: which rounds a drafter would have had, and what they emitted.
+
+Legend: T positions of an answer, one root each; D levels; S resamples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Figure", "Walk", "bootstrap", "depth_rates", "tokens_per_round", "walk"]
+
+Ranks = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """What one answer took: `tokens` emitted in `rounds` rounds, bonus tokens included."""
+
+    tokens: int
+    rounds: int
+    tried_D: npt.NDArray[np.int64]  # rounds in which depth d + 1 could be tried
+    held_D: npt.NDArray[np.int64]  # and in which the tree held the target's token there
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A mean with its 95 % interval over resampled prompts."""
+
+    value: float
+    low: float
+    high: float
+
+
+def walk(ranks_TD: Ranks, nodes: int) -> Walk:
+    """Play the rounds of an answer with trees of `nodes` nodes.
+
+    Root t stands before token t of the answer; `ranks_TD[t, d]` is the rank that the node of token
+    t + d has in the tree below it. A round at root t emits the accepted nodes and one token more,
+    never past the end: the emitted tokens over the rounds are tokens per round, bonus included.
+    The mean over all roots would be larger, since a walk meets hard positions more often.
+    """
+    total, depth = ranks_TD.shape
+    held_TD = ranks_TD < nodes
+    accepted_T = np.cumprod(held_TD, axis=1).sum(1)
+    tried_D, was_held_D = np.zeros(depth, np.int64), np.zeros(depth, np.int64)
+    at = rounds = 0
+    while at < total:
+        accepted = int(accepted_T[at])
+        room = total - at  # levels that have a token to hold
+        tried_D[: min(accepted + 1, depth, room)] += 1
+        was_held_D[:accepted] += 1
+        at += accepted + 1
+        rounds += 1
+    return Walk(total, rounds, tried_D, was_held_D)
+
+
+def tokens_per_round(walks: Sequence[Walk]) -> float:
+    """Sum of tokens over sum of rounds, bonus included."""
+    return sum(w.tokens for w in walks) / sum(w.rounds for w in walks)
+
+
+def depth_rates(walks: Sequence[Walk]) -> tuple[list[float], list[float], float]:
+    """(conditional acceptance by depth, marginal by depth, share of tried levels that held).
+
+    Conditional: of the rounds in which all earlier levels held. Marginal: of all rounds. The share
+    counts each level that was put to the test once: a round that accepts a nodes tries a + 1
+    levels, unless the tree or the answer ends there.
+    """
+    tried_D = np.sum([w.tried_D for w in walks], axis=0)
+    held_D = np.sum([w.held_D for w in walks], axis=0)
+    rounds = sum(w.rounds for w in walks)
+    conditional = [float(h / t) for h, t in zip(held_D, tried_D, strict=True) if t]
+    return conditional, [float(h / rounds) for h in held_D], float(held_D.sum() / tried_D.sum())
+
+
+def bootstrap(
+    walks: Mapping[str, Sequence[Walk]], resamples: int, rng: np.random.Generator
+) -> dict[str, Figure]:
+    """Tokens per round by category, over all prompts ("all"), and the mean over categories.
+
+    Prompts are drawn anew within their category, so that every resample has all categories.
+    """
+    names = sorted(walks)
+    counts = {n: np.array([(w.tokens, w.rounds) for w in walks[n]], dtype=float) for n in names}
+    drawn = {
+        name: counts[name][rng.integers(0, len(c), (resamples, len(c)))].sum(1)
+        for name, c in counts.items()
+    }
+    figures = {name: _figure(_rate(counts[name].sum(0)), _rate(drawn[name])) for name in names}
+    every = _rate(sum(c.sum(0) for c in counts.values())), _rate(sum(drawn.values()))
+    figures["all"] = _figure(*every)
+    by_category_S = np.mean([_rate(drawn[name]) for name in names], axis=0)
+    value = float(np.mean([_rate(counts[name].sum(0)) for name in names]))
+    figures["mean_over_categories"] = _figure(value, by_category_S)
+    return figures
+
+
+def _rate(counts_X2: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    rate: npt.NDArray[np.float64] = counts_X2[..., 0] / counts_X2[..., 1]
+    return rate
+
+
+def _figure(value: float | npt.NDArray[np.float64], drawn_S: npt.NDArray[np.float64]) -> Figure:
+    low, high = np.quantile(drawn_S, [0.025, 0.975])
+    return Figure(float(value), float(low), float(high))

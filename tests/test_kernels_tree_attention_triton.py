@@ -1,0 +1,197 @@
+"""Tree attention in Triton, against its torch twin in float64; unwritten memory and pages are NaN.
+
+Legend: B requests, R rows, T = B * R flat rows, S slots, H query heads, K key heads, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from kv_cases import Layout, as_chain, layout
+from torch import Tensor
+from triton_device import DEVICE, MARKS
+
+from furcate.kernels.tree_attention import Keys, Places, lay_out, packed, tree_attention
+from furcate.kernels.tree_attention_triton import Seen, Tile, tile_for
+from furcate.kernels.tree_attention_triton import tree_attention as on_device
+
+pytestmark = MARKS
+
+NAN = float("nan")
+# about twice the worst of 60 random passes of unit variance (float32 8e-7, float16 1e-3; bfloat16
+# has eight times float16's rounding); the judge reads the same rounded inputs
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+# the interpreter multiplies bfloat16 as the integers that hold its bits
+DTYPES = [d for d in TOLERANCE if d != torch.bfloat16 or DEVICE.type == "cuda"]
+HEADS = [(1, 1), (4, 2), (9, 3), (8, 1)]
+
+
+@dataclass
+class Pass:
+    """One pass over random keys; every slot that no live row may see is NaN."""
+
+    where: Layout
+    first_B: Tensor | None
+    q_THD: Tensor
+    pool: Keys
+
+    def run(self, splits: int = 1, tile: Tile | None = None) -> Tensor:
+        """[B, R, H, D] on the CPU."""
+        where, draft = self.where, self.where.draft
+        seen = Seen(
+            table_BP=where.table_BP.to(DEVICE),
+            length_B=where.length_B.to(DEVICE),
+            end_BR=draft.end_BR.to(DEVICE),
+            live_B=draft.live_B.to(DEVICE),
+            page_size=where.page_size,
+            first_B=None if self.first_B is None else self.first_B.to(DEVICE),
+        )
+        pool = Keys(self.pool.k_SKD.to(DEVICE), self.pool.v_SKD.to(DEVICE))
+        q_THD = spaced(self.q_THD.to(DEVICE))
+        out_THD = on_device(q_THD, pool, seen, splits=splits, tile=tile)
+        assert out_THD.dtype == self.q_THD.dtype
+        return out_THD.cpu().view(*draft.tokens_BR.shape, *out_THD.shape[1:])
+
+    def judged(self) -> Tensor:
+        """The torch twin in float64, [B, R, H, D]; it must read finite numbers everywhere."""
+        where, draft = self.where, self.where.draft
+        places = Places(where.table_BP, where.length_B, where.page_size, where.columns)
+        columns = lay_out(places, draft.end_BR, draft.live_B, torch.float64)
+        if self.first_B is not None:
+            hidden_B1S = torch.arange(where.columns) < self.first_B[:, None, None]
+            columns = replace(columns, bias_BRS=columns.bias_BRS.masked_fill(hidden_B1S, -1e300))
+        pool = Keys(*(x.double().nan_to_num(0) for x in (self.pool.k_SKD, self.pool.v_SKD)))
+        seen = packed(columns, self.q_THD.shape[1] // pool.k_SKD.shape[1])
+        out_THD = tree_attention(self.q_THD.double(), pool, seen)
+        return out_THD.view(*draft.tokens_BR.shape, *out_THD.shape[1:])
+
+    def worst(self, out_BRHD: Tensor) -> float:
+        """The largest distance of a live row that sees anything; NaN counts as infinite."""
+        rows = torch.arange(out_BRHD.shape[1])
+        counts_BR = rows < self.where.draft.live_B[:, None]
+        if self.first_B is not None:
+            counts_BR &= (self.where.length_B[:, None] > self.first_B[:, None]) | (rows > 0)
+        gap_BRHD = (out_BRHD.double() - self.judged()).abs().nan_to_num(nan=torch.inf)
+        return float(gap_BRHD[counts_BR].max())
+
+
+def spaced(x_THD: Tensor) -> Tensor:
+    """The same numbers as part of a wider tensor, as a fused projection has its queries."""
+    wide = torch.full((x_THD.shape[0], x_THD.shape[1] + 2, x_THD.shape[2]), NAN)
+    wide = wide.to(x_THD.device, x_THD.dtype)
+    wide[:, : x_THD.shape[1]] = x_THD
+    return wide[:, : x_THD.shape[1]]
+
+
+def random_pass(
+    where: Layout,
+    seed: int = 0,
+    heads: tuple[int, int] = (4, 2),
+    size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    first: Sequence[int] | None = None,
+) -> Pass:
+    rng = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=rng).to(dtype)
+
+    query, kv = heads
+    batch, rows = where.draft.tokens_BR.shape
+    slots = (where.pages + 1) * where.page_size
+    pool = Keys(*(torch.full((slots, kv, size), NAN, dtype=dtype) for _ in "kv"))
+    first = first or [0] * batch
+    for b, (length, live) in enumerate(
+        zip(where.length_B.tolist(), where.draft.live_B.tolist(), strict=True)
+    ):
+        own = where.slots(b, length + live, first[b])
+        pool.k_SKD[own], pool.v_SKD[own] = normal(len(own), kv, size), normal(len(own), kv, size)
+    q_THD = normal(batch * rows, query, size)
+    for b, live in enumerate(where.draft.live_B.tolist()):
+        q_THD[b * rows + live : (b + 1) * rows] = NAN  # what pads ask does not matter
+    return Pass(where, torch.tensor(first) if any(first) else None, q_THD, pool)
+
+
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("rows", [1, 7, 33, 64])
+def test_every_live_row_is_that_of_the_reference(rows: int, heads: tuple[int, int]) -> None:
+    case = random_pass(layout(rows, [37, 0, 64], rows, 16), rows, heads)
+    out_BRHD = case.run()
+    assert case.worst(out_BRHD) <= TOLERANCE[torch.float32]
+    assert out_BRHD.isfinite().all(), "pads are finite too"
+
+
+@pytest.mark.parametrize("length", [0, 1, 15, 16, 17, 63, 64, 65, 130])
+@pytest.mark.parametrize("page_size", [16, 128])
+def test_borders_of_pages_and_tiles_change_nothing(length: int, page_size: int) -> None:
+    case = random_pass(layout(length, [length, 5], 6, page_size), length)
+    assert case.worst(case.run()) <= TOLERANCE[torch.float32]
+    assert case.worst(case.run(tile=Tile(16, 16))) <= TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [16, 64, 128])
+def test_every_dtype_and_head_size_keeps_to_its_tolerance(size: int, dtype: torch.dtype) -> None:
+    case = random_pass(layout(1, [70, 9], 12, 16), 1, (9, 3), size, dtype)
+    assert case.worst(case.run()) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("splits", [2, 3, 8])
+@pytest.mark.parametrize("lengths", [[0, 3], [130, 15], [200, 64]], ids=str)
+def test_splits_join_to_the_same(splits: int, lengths: list[int]) -> None:
+    case = random_pass(layout(splits, lengths, 9, 16), splits)
+    out_BRHD = case.run(splits, Tile(16, 32))
+    assert case.worst(out_BRHD) <= TOLERANCE[torch.float32]
+    assert out_BRHD.isfinite().all()
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("first", [[1, 1, 1], [0, 33, 1], [40, 0, 17]], ids=str)
+def test_columns_below_the_first_are_hidden_and_never_read(first: list[int], splits: int) -> None:
+    case = random_pass(layout(5, [40, 33, 18], 5, 16), 5, first=first)
+    out_BRHD = case.run(splits, Tile(16, 16))
+    assert case.worst(out_BRHD) <= TOLERANCE[torch.float32]
+    assert out_BRHD.isfinite().all()
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_a_row_that_sees_nothing_gets_zeros(splits: int) -> None:
+    case = random_pass(layout(2, [0, 0], 1, 16), first=[1, 1])
+    assert torch.equal(case.run(splits), torch.zeros(2, 1, 4, 16))
+
+
+def test_a_chain_of_any_length_gives_its_first_rows_bit_for_bit() -> None:
+    """Prefix and tree share their tiles, so a row does not depend on how many rows follow it."""
+    where = layout(0, [50], 40, 16, full=True)
+    whole = random_pass(replace(where, draft=as_chain(where.draft, torch.tensor([40]))))
+    tile = tile_for(40 * 2, 16, torch.float32)
+    out_BRHD = whole.run(tile=tile)
+    for live in (1, 14, 15, 39):
+        cut = replace(
+            whole, where=replace(where, draft=as_chain(where.draft, torch.tensor([live])))
+        )
+        assert torch.equal(cut.run(tile=tile)[:, :live], out_BRHD[:, :live])
+
+
+def test_plain_decoding_is_a_tree_of_one_row() -> None:
+    """The row at L of a pass over L columns, and the last of a chain, are the same row."""
+    where = layout(0, [20], 9, 16, full=True)
+    chain = random_pass(replace(where, draft=as_chain(where.draft, torch.tensor([9]))))
+    tile = Tile(32, 32)
+    last = chain.run(tile=tile)[0, 8]
+    one = layout(0, [28], 1, 16, full=True)
+    lone = replace(chain, where=replace(one, table_BP=where.table_BP), q_THD=chain.q_THD[8:])
+    assert torch.equal(lone.run(tile=tile)[0, 0], last)
+
+
+def test_the_comparison_can_fail() -> None:
+    case = random_pass(layout(3, [21, 40], 24, 16), 3)
+    assert case.worst(case.run()) <= TOLERANCE[torch.float32]
+    chain = as_chain(case.where.draft, case.where.draft.live_B)
+    sees_siblings = replace(case, where=replace(case.where, draft=chain))
+    assert case.worst(sees_siblings.run()) > 1e-3
+    short = replace(case.where, length_B=case.where.length_B - 1)
+    assert case.worst(replace(case, where=short).run()) > 1e-3
