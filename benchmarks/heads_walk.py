@@ -111,7 +111,7 @@ def _streams(
     streams = answers(
         decoder,
         tokenizer,
-        read_prompts(asked.prompts, limit=asked.limit),
+        read_prompts(asked.prompts, limit=asked.limit)[:: asked.every],
         SamplingParams(temperature=temperature, seed=asked.seed, max_tokens=asked.max_tokens),
         asked.write_batch,
     )
@@ -127,6 +127,7 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--drafter", action="append", required=True, help="NAME or NAME=SOURCE")
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--limit", type=int)
+    parser.add_argument("--every", type=int, default=1, help="2: every second prompt")
     parser.add_argument("--temperature", type=float, action="append", help="may be given again")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--max-tokens", type=int, default=256)

@@ -1,9 +1,10 @@
 """Drafting options under the names of vLLM and SGLang, turned into furcate's or refused by name.
 
 Two counts differ between the dialects: vLLM's `num_speculative_tokens` leaves the root out, as
-furcate does; SGLang's `--speculative-num-draft-tokens` counts it in. And where vLLM is given one of
-`prompt_lookup_max` and `prompt_lookup_min`, the other is the same; so it is under that alias, while
-furcate's own flags keep their defaults.
+furcate does; SGLang's `--speculative-num-draft-tokens` counts it in. vLLM drafts one token a level:
+for a head its count is the depth, and how many nodes each level has is furcate's to choose. And
+where vLLM is given one of `prompt_lookup_max` and `prompt_lookup_min`, the other is the same; so it
+is under that alias, while furcate's own flags keep their defaults.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from furcate.errors import BadRequest, Unsupported
 
 __all__ = ["SGLANG_SWITCHES", "Drafting", "from_sglang", "from_vllm"]
 
+_MODEL = "model"  # a drafter of this kind is whatever the draft model's name stands for
+_ACCEPTED = {"eagle1": ("eagle1", "mtp")}  # SGLang runs MTP modules under EAGLE too
 SGLANG_SWITCHES = (
     "speculative_adaptive",
     "speculative_disable_batch_size_limit",
@@ -29,15 +32,36 @@ SGLANG_SWITCHES = (
 class Drafting:
     """Who drafts, and the options that were named; the rest keep furcate's defaults.
 
-    `drafter` is None where the other engine's options name none.
+    `drafter` is None where the other engine's options name none. `kind` is what the method says of
+    a draft model: "model", or the kind of a head; None where no method is named.
     """
 
     drafter: str | None
     options: Mapping[str, Any]
+    kind: str | None = None
 
     def draft_options(self) -> DraftOptions:
         """The same as the record that the engine takes."""
         return DraftOptions(**self.options)
+
+    def who(self) -> dict[str, str]:
+        """Method and draft model as vLLM's `--speculative-config` names them."""
+        kind = "ngram" if self.drafter == "ngram" else self.kind
+        model = None if self.drafter == kind else self.drafter
+        named = {"method": _in_vllm(kind), "model": model}
+        return {key: word for key, word in named.items() if word is not None}
+
+    def check_kind(self, found: str) -> None:
+        """Hold the method that was named against the kind of the drafter that was found.
+
+        Raises:
+            BadRequest: they contradict each other.
+        """
+        if self.kind is None or found in ("off", *_ACCEPTED.get(self.kind, (self.kind,))):
+            return
+        what = f"{self.drafter} is of the kind {found}"
+        hint = f"name the method {_in_vllm(found)!r}, or leave it out"
+        raise BadRequest(what, field="method", value=_in_vllm(self.kind), hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +71,10 @@ class _Dialect:
     title: str
     method: str  # the key that names the method
     models: tuple[str, ...]  # the keys that name a draft model
-    drafters: Mapping[str, str]  # method -> "ngram", or "model": the one that the draft model names
+    drafters: Mapping[str, str]  # method -> the kind of drafter in furcate's words
     elsewhere: tuple[str, ...]  # methods that furcate does not have
     options: Mapping[str, tuple[str, ...]]  # key -> furcate's options of the same meaning
+    of_heads: Mapping[str, tuple[str, ...]]  # where a key means something else for heads
     lookup_only: tuple[str, ...]  # keys that mean nothing unless n-grams draft
     harmless: Mapping[str, tuple[object, ...]]  # key -> the values that ask for what is done anyway
     refused: Mapping[str, str]  # key -> why
@@ -62,9 +87,11 @@ class _Dialect:
         return sorted({self.method, *self.models, *(key for table in tables for key in table)})
 
 
+_NGRAM = ("ngram", "[ngram]")  # a model of this name is none
 _EXACT = "furcate has one rule of acceptance, and it changes no token"
 _ONE_DEVICE = "furcate runs target and drafter on one device"
 _AS_LOADED = "a draft model is loaded like the target, with the target's dtype"
+_HEADS = ("eagle1", "eagle3", "medusa", "mtp")
 _COST = "furcate picks the tree from the measured cost of a round; --nodes bounds it"
 _SUFFIX = "furcate's n-grams look into the request's own text; bound them by prompt_lookup_max"
 
@@ -72,17 +99,20 @@ _VLLM = _Dialect(
     title="vLLM's speculative config",
     method="method",
     models=("model",),
-    drafters={"ngram": "ngram", "draft_model": "model"},
+    drafters={
+        "ngram": "ngram",
+        "draft_model": _MODEL,
+        "eagle": "eagle1",
+        "eagle3": "eagle3",
+        "medusa": "medusa",
+        "mtp": "mtp",
+    },
     elsewhere=(
         "custom_class",
         "deepseek_mtp",
         "dflash",
-        "eagle",
-        "eagle3",
         "extract_hidden_states",
-        "medusa",
         "mlp_speculator",
-        "mtp",
         "ngram_gpu",
         "suffix",
     ),
@@ -91,6 +121,7 @@ _VLLM = _Dialect(
         "prompt_lookup_max": ("prompt_lookup_max",),
         "prompt_lookup_min": ("prompt_lookup_min",),
     },
+    of_heads={"num_speculative_tokens": ("depth",)},
     lookup_only=("prompt_lookup_max", "prompt_lookup_min"),
     echoes={
         "prompt_lookup_max": "prompt_lookup_min",
@@ -118,7 +149,7 @@ _VLLM = _Dialect(
         "num_speculative_tokens_per_batch_size": _COST,
         "quantization": _AS_LOADED,
         "revision": "name a directory of the revision you mean",
-        "speculative_token_tree": "furcate grows its trees; bound them by --nodes and --depth",
+        "speculative_token_tree": "--tree takes the same list of paths, as JSON",
         "suffix_decoding_max_cached_requests": _SUFFIX,
         "suffix_decoding_max_spec_factor": _SUFFIX,
         "suffix_decoding_max_tree_depth": _SUFFIX,
@@ -133,8 +164,14 @@ _SGLANG = _Dialect(
     title="SGLang's speculative flags",
     method="speculative_algorithm",
     models=("speculative_draft_model_path", "speculative_draft_model"),
-    drafters={"NGRAM": "ngram", "STANDALONE": "model"},
-    elsewhere=("DFLASH", "DSPARK", "EAGLE", "EAGLE3", "NEXTN"),
+    drafters={
+        "NGRAM": "ngram",
+        "STANDALONE": _MODEL,
+        "EAGLE": "eagle1",
+        "EAGLE3": "eagle3",
+        "NEXTN": "mtp",
+    },
+    elsewhere=("DFLASH", "DSPARK"),
     options={
         "speculative_num_steps": ("depth",),
         "speculative_eagle_topk": ("topk",),
@@ -143,6 +180,7 @@ _SGLANG = _Dialect(
         "speculative_ngram_max_match_window_size": ("prompt_lookup_max",),
         "speculative_ngram_min_match_window_size": ("prompt_lookup_min",),
     },
+    of_heads={},
     lookup_only=(
         "speculative_ngram_max_bfs_breadth",
         "speculative_ngram_max_match_window_size",
@@ -168,7 +206,7 @@ _SGLANG = _Dialect(
         "speculative_ngram_branch_length": "bound the depth by --speculative-num-steps",
         "speculative_ngram_capacity": _SUFFIX,
         "speculative_ngram_match_type": "furcate's n-grams are ranked by calibrated value",
-        "speculative_token_map": "no drafter here has a reduced vocabulary",
+        "speculative_token_map": "a head brings its own list; --draft-vocab says how much of it",
         "speculative_use_block_verification": _EXACT,
         "speculative_use_rejection_sampling": _EXACT,
         "speculative_disable_batch_size_limit": _COST,
@@ -202,9 +240,9 @@ def _translated(given: Mapping[str, object], speech: _Dialect) -> Drafting:
     _refuse_unknown(given, speech)
     named = {key: value for key, value in given.items() if value is not None}
     _refuse_unhonoured(named, speech)
-    drafter = _drafter(named, speech)
+    drafter, kind = _drafter(named, speech)
     _refuse_lookup_without_ngrams(named, drafter, speech)
-    return Drafting(drafter, _options(named, speech))
+    return Drafting(drafter, _options(named, kind, speech), kind)
 
 
 def _refuse_unknown(given: Mapping[str, object], speech: _Dialect) -> None:
@@ -225,17 +263,20 @@ def _refuse_unhonoured(named: Mapping[str, object], speech: _Dialect) -> None:
             raise Unsupported("not honoured", field=key, value=value, hint=hint)
 
 
-def _drafter(named: Mapping[str, object], speech: _Dialect) -> str | None:
+def _drafter(named: Mapping[str, object], speech: _Dialect) -> tuple[str | None, str | None]:
+    """Who drafts, and the kind that the method names; a head without a model is furcate's own."""
     models = {_model(key, named[key]) for key in speech.models if key in named}
     if len(models) > 1:
         raise BadRequest("two draft models are named", field=speech.models[0], value=sorted(models))
     model = next(iter(models), None)
-    kind = _kind(named.get(speech.method), model, speech)
-    if kind == "model" and model is None:
+    kind = _kind(named.get(speech.method), speech)
+    if kind == _MODEL and model is None:
         raise BadRequest("a draft model is needed", field=speech.models[0], value=None)
-    if kind == "ngram" and model not in (None, "ngram", "[ngram]"):
+    if kind == "ngram" and model not in (None, *_NGRAM):
         raise BadRequest("n-grams take no draft model", field=speech.models[0], value=model)
-    return model if kind == "model" else kind
+    if kind == "ngram" or (kind is None and model in _NGRAM):
+        return "ngram", None
+    return model or kind, kind
 
 
 def _model(key: str, value: object) -> str:
@@ -244,13 +285,13 @@ def _model(key: str, value: object) -> str:
     return value
 
 
-def _kind(method: object, model: str | None, speech: _Dialect) -> str | None:
+def _kind(method: object, speech: _Dialect) -> str | None:
     if method is None:
-        return "ngram" if model in ("ngram", "[ngram]") else "model" if model else None
+        return None
     for name, kind in speech.drafters.items():
         if str(method).lower() == name.lower():
             return kind
-    here = " and ".join(speech.drafters)
+    here = ", ".join(speech.drafters)
     if str(method).lower() in {name.lower() for name in speech.elsewhere}:
         hint = f"of these, furcate has {here}"
         raise Unsupported("no such drafter", field=speech.method, value=method, hint=hint)
@@ -262,16 +303,17 @@ def _refuse_lookup_without_ngrams(
 ) -> None:
     for key in speech.lookup_only:
         if key in named and drafter not in (None, "ngram"):
-            hint = f"leave it out with the draft model {drafter}"
+            hint = f"leave it out with the drafter {drafter}"
             raise BadRequest("only n-grams use this", field=key, value=named[key], hint=hint)
 
 
-def _options(named: Mapping[str, object], speech: _Dialect) -> dict[str, Any]:
+def _options(named: Mapping[str, object], kind: str | None, speech: _Dialect) -> dict[str, Any]:
+    meant = {**speech.options, **(speech.of_heads if kind in _HEADS else {})}
     options: dict[str, Any] = {}
     named_by: dict[str, str] = {}
-    for key in (key for key in speech.options if key in named):
+    for key in (key for key in meant if key in named):
         count = _whole(key, named[key]) - (key in speech.rooted)
-        for ours in speech.options[key]:
+        for ours in meant[key]:
             if options.get(ours, count) != count:
                 raise BadRequest("two values for one option", field=key, value=named[key])
             options[ours] = count
@@ -279,10 +321,10 @@ def _options(named: Mapping[str, object], speech: _Dialect) -> dict[str, Any]:
     for key, other in speech.echoes.items():
         if key in named and other not in named:
             options[other], named_by[other] = options[key], key
-    for key, meant in speech.switches.items():
+    for key, settings in speech.switches.items():
         if key in named:
             asked = _truth(key, named[key])
-            options.update(meant if asked else {k: not v for k, v in meant.items()})
+            options.update(settings if asked else {k: not v for k, v in settings.items()})
     _refuse_out_of_range(options, named_by, named)
     return options
 
@@ -297,6 +339,11 @@ def _refuse_out_of_range(
         if key is None:
             raise
         raise BadRequest(err.what, field=key, value=named[key], hint=err.hint) from None
+
+
+def _in_vllm(kind: str | None) -> str | None:
+    """What vLLM calls a kind of drafter; furcate's own word where it has none."""
+    return next((theirs for theirs, ours in _VLLM.drafters.items() if ours == kind), kind)
 
 
 def _whole(key: str, value: object) -> int:

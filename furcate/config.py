@@ -144,7 +144,8 @@ class EngineOptions(_Options):
     """How an engine runs. `None` leaves the choice to the engine.
 
     `kv_tokens` is the room of the paged cache in tokens, `prefill_chunk` the most prompt tokens
-    scored in one pass, `max_batch` the most requests decoded together.
+    scored in one pass, `max_batch` the most requests decoded together. On a GPU rounds are recorded
+    as CUDA graphs and replayed; with `graphs` false every kernel is launched anew, as on a CPU.
     """
 
     dtype: Literal["auto", "float64", "float32", "bfloat16", "float16"] = "auto"
@@ -155,6 +156,7 @@ class EngineOptions(_Options):
     max_batch: Annotated[Whole, Field(ge=1, le=1024)] = 8
     prefill_chunk: Annotated[Whole, Field(ge=1, le=65536)] = 256
     reuse_prefix: Flag = True
+    graphs: Flag = True
 
 
 def _as_bad_request(err: ValidationError, kind: type[BaseModel]) -> BadRequest:

@@ -47,7 +47,8 @@ def test_sglang_counts_take_the_root_in() -> None:
         "speculative_eagle_topk": "4",
         "speculative_num_draft_tokens": "16",
     }
-    assert from_sglang(flags) == Drafting("small", {"depth": 3, "topk": 4, "num_draft_tokens": 15})
+    want = {"depth": 3, "topk": 4, "num_draft_tokens": 15}
+    assert from_sglang(flags) == Drafting("small", want, "model")
 
 
 def test_a_draft_model_may_be_named_without_a_method() -> None:
@@ -98,10 +99,66 @@ def test_each_key_stands_in_one_table() -> None:
         assert len(keys) == len(set(keys))
 
 
-@pytest.mark.parametrize("method", ["eagle3", "medusa", "mtp", "suffix"])
+@pytest.mark.parametrize("method", ["dflash", "deepseek_mtp", "suffix"])
 def test_a_method_that_is_not_here_is_refused_by_name(method: str) -> None:
     with pytest.raises(Unsupported, match=method):
         from_vllm({"method": method, "model": "head"})
+    with pytest.raises(Unsupported, match="DSPARK"):
+        from_sglang({"speculative_algorithm": "DSPARK"})
+
+
+HEADS = [("eagle", "eagle1"), ("eagle3", "eagle3"), ("medusa", "medusa"), ("mtp", "mtp")]
+ALGORITHMS = [("EAGLE", "eagle1"), ("EAGLE3", "eagle3"), ("NEXTN", "mtp")]
+
+
+@pytest.mark.parametrize(("method", "kind"), HEADS)
+def test_vllms_count_is_the_depth_of_a_head(method: str, kind: str) -> None:
+    config = {"method": method, "num_speculative_tokens": 4}
+    assert from_vllm(config | {"model": "dir"}) == Drafting("dir", {"depth": 4}, kind)
+    assert from_vllm(config) == Drafting(kind, {"depth": 4}, kind), "the head that is furcate's own"
+
+
+@pytest.mark.parametrize(("algorithm", "kind"), ALGORITHMS)
+def test_sglangs_counts_of_a_head_take_the_root_in(algorithm: str, kind: str) -> None:
+    flags = {
+        "speculative_algorithm": algorithm,
+        "speculative_num_steps": "5",
+        "speculative_eagle_topk": "8",
+        "speculative_num_draft_tokens": "64",
+    }
+    want = {"depth": 5, "topk": 8, "num_draft_tokens": 63}
+    assert from_sglang(flags) == Drafting(kind, want, kind)
+    named = from_sglang(flags | {"speculative_draft_model_path": "dir"})
+    assert named == Drafting("dir", want, kind)
+
+
+def test_a_method_that_contradicts_what_is_found_is_refused() -> None:
+    asked = from_vllm({"method": "eagle3", "model": "dir"})
+    asked.check_kind("eagle3")
+    asked.check_kind("off")  # where nothing is to be drafted
+    with pytest.raises(BadRequest, match="dir is of the kind medusa") as caught:
+        asked.check_kind("medusa")
+    assert (caught.value.field, caught.value.value) == ("method", "eagle3")
+    with pytest.raises(BadRequest, match="name the method 'eagle'"):
+        from_vllm({"method": "draft_model", "model": "dir"}).check_kind("eagle1")
+    from_sglang({"speculative_algorithm": "EAGLE"}).check_kind("mtp")  # as SGLang has it
+    from_vllm({"model": "dir"}).check_kind("anything")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"method": "eagle", "model": "dir"},
+        {"method": "draft_model", "model": "dir"},
+        {"method": "mtp"},
+        {"method": "ngram"},
+        {"model": "dir"},
+        {},
+    ],
+    ids=str,
+)
+def test_who_drafts_is_told_in_vllms_words_again(config: dict[str, object]) -> None:
+    assert from_vllm(from_vllm(config).who()) == from_vllm(config)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +179,10 @@ def test_a_method_that_is_not_here_is_refused_by_name(method: str) -> None:
         ({"parallel_drafting": 0}, "parallel_drafting"),
         ({"draft_tensor_parallel_size": True}, "draft_tensor_parallel_size"),
         ({"model": "small", "prompt_lookup_max": 3}, "prompt_lookup_max"),
+        ({"method": "mtp", "prompt_lookup_max": 3}, "prompt_lookup_max"),
+        ({"method": "eagle", "num_speculative_tokens": 65}, "num_speculative_tokens"),
+        ({"method": "medusa", "model": ""}, "model"),
+        ({"method": "eagle3", "speculative_token_tree": "[(0,)]"}, "speculative_token_tree"),
     ],
 )
 def test_a_mistake_is_told_under_the_users_own_key(config: dict[str, object], field: str) -> None:

@@ -24,6 +24,7 @@ def _chat(capsys: Capsys, model: Path, typed: str, *more: str) -> Ran:
 def test_each_line_is_a_turn_and_history_is_reused(capsys: Capsys, tiny_model: Path) -> None:
     record = json.loads(_chat(capsys, tiny_model, "hello\nhello again\n", "--json").out)
     assert [m["role"] for m in record["messages"]] == ["user", "assistant"] * 2
+    assert (record["drafter"], record["drafter_details"]["kind"]) == ("ngram", "ngram")
     first, second = (answer["stats"] for answer in record["answers"])
     assert first["reused_tokens"] == 0
     assert second["prompt_tokens"] > first["prompt_tokens"]

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from cli_runs import furcate
+from small_models import fill_randomly
+from tiny_vocab import tokens
 
 from furcate.engine import compare
 from furcate.engine.compare import Parting
+from furcate.heads.spec import MtpSpec
+from furcate.heads.store import new_head, save_head
+from furcate.models.load import load_decoder
 
 Capsys = pytest.CaptureFixture[str]
 SHORT = ("--max-tokens", "24", "--ignore-eos")
@@ -84,7 +91,74 @@ def test_options_of_vllm_and_sglang_are_understood(capsys: Capsys, tiny_model: P
         ["--speculative-config", config],
         ["--speculative-algorithm=NGRAM", "--speculative-num-draft-tokens", "4"],
     ):
-        assert furcate(capsys, *words, *more).code == 0
+        record = json.loads(furcate(capsys, *words, *more).out)
+        assert record["drafter"] == record["drafter_details"]["kind"] == "ngram"
+
+
+@pytest.fixture(scope="session")
+def tiny_head(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random MTP head of the tiny model."""
+    folder = tmp_path_factory.mktemp("tiny-head") / "mtp"
+    target = load_decoder(tiny_model, torch.float32, torch.device("cpu"))
+    block = replace(target.spec, num_layers=1, rope_layers=(True,))
+    vocab = target.spec.vocab_size
+    head = new_head(MtpSpec(block, (target.spec.num_layers,), vocab), target, None)
+    fill_randomly(dict(head.named_parameters()), 1)
+    save_head(folder, head, frequent_N=torch.arange(vocab), provenance={})
+    return folder
+
+
+TREE = "[[0], [1], [0, 0]]"
+GROWN = ["--beta", "1.2", "--sigma", "0.8", "--entropy-children", "2", "--depth", "3"]
+
+
+@pytest.mark.parametrize(
+    ("more", "width"),
+    [
+        (["--draft-vocab", "50", "--topk", "3"], 3),
+        (["--tree", TREE], 2),
+        ([*GROWN, "--value-threshold", "0.01", "--entropy-gate", "0.1", "--tree", "dynamic"], 10),
+    ],
+    ids=["vocabulary", "tree", "grown"],
+)
+@pytest.mark.parametrize("beside", ["", "ngram+"])
+def test_every_way_to_draft_with_a_head_changes_no_token(
+    capsys: Capsys, tiny_model: Path, tiny_head: Path, more: list[str], width: int, beside: str
+) -> None:
+    words = ["generate", "hello", "--json", "--compare", "--target", str(tiny_model), *SHORT]
+    words += ["--dtype", "float64", "--drafter", f"{beside}{tiny_head}", "--fixed", *more]
+    record = json.loads(furcate(capsys, *words).out)
+    assert record["identical"] is True
+    assert record["stats"]["drafted"] > 0
+    assert record["drafter"] == f"{beside}{tiny_head}"
+    details = record["drafter_details"]
+    assert details["kind"] == ("hybrid" if beside else "mtp")
+    alone = details["network"] if beside else details
+    assert (alone["kind"], alone["width"], alone["layers"]) == ("mtp", width, [2])
+    assert alone["draft_vocab"] == (50 if "--draft-vocab" in more else len(tokens()))
+
+
+def test_a_head_may_be_named_as_vllm_and_sglang_do(
+    capsys: Capsys, tiny_model: Path, tiny_head: Path
+) -> None:
+    words = ["generate", "hello", "--json", "--target", str(tiny_model), *SHORT]
+    config = {"method": "mtp", "model": str(tiny_head), "num_speculative_tokens": 2}
+    path = ["--speculative-draft-model-path", str(tiny_head), "--speculative-num-steps", "2"]
+    for more in (
+        ["--speculative-config", json.dumps(config)],
+        ["--speculative-algorithm", "NEXTN", *path],
+        ["--speculative-algorithm", "EAGLE", *path],
+    ):
+        details = json.loads(furcate(capsys, *words, *more).out)["drafter_details"]
+        assert (details["kind"], details["depth"]) == ("mtp", 2)
+    for more in (
+        ["--speculative-config", json.dumps(config | {"method": "medusa"})],
+        ["--speculative-algorithm", "EAGLE3", *path],
+        ["--speculative-algorithm", "STANDALONE", *path],
+    ):
+        ran = furcate(capsys, *words, *more)
+        assert ran.code == 2
+        assert "is of the kind mtp" in ran.err
 
 
 @pytest.mark.parametrize(
@@ -121,7 +195,19 @@ def test_options_of_vllm_and_sglang_are_understood(capsys: Capsys, tiny_model: P
         (["hello", "--speculative-config", "[1]"], "--speculative-config"),
         (["hello", "--speculative-config", '{"method": "eagle3"}'], "eagle3"),
         (["hello", "--speculative-config", '{"model": "ngram"}', "-d", "off"], "drafter"),
+        (["hello", "--speculative-algorithm", "NEXTN"], "mtp"),
+        (["hello", "--speculative-algorithm", "NEXTN", "-d", "off"], "--drafter"),
         (["hello", "--speculative-token-map", "x"], "--speculative-token-map"),
+        (["hello", "--tree", "[[0"], "--tree"),
+        (["hello", "--tree", "[[64]]", "-d", "eagle3"], "tree"),
+        (["hello", "--tree", "[[0]]"], "tree"),
+        (["hello", "--tree", "[[0]]", "--depth", "2"], "fixed ranks"),
+        (["hello", "--beta", "0"], "beta"),
+        (["hello", "--sigma", "-1"], "sigma"),
+        (["hello", "--value-threshold", "1"], "value_threshold"),
+        (["hello", "--entropy-gate", "1"], "entropy_gate"),
+        (["hello", "--entropy-children", "1"], "entropy_children"),
+        (["hello", "--draft-vocab", "9"], "draft_vocab"),
         (["hello", "--speculative-typo", "x"], "--speculative-typo"),
         (["hello", "--speculative-num-steps"], "--speculative-num-steps"),
         (["hello", "--speculative-num-steps", "3", "--depth", "4"], "--depth"),

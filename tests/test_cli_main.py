@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from cli_runs import furcate
@@ -11,6 +13,7 @@ from cli_runs import furcate
 import furcate as package
 from furcate.cli import generate as command
 from furcate.cli.main import app
+from furcate.config import DraftOptions
 from furcate.errors import StorageFailed
 
 Capsys = pytest.CaptureFixture[str]
@@ -21,11 +24,24 @@ def test_the_version_is_the_packages(capsys: Capsys) -> None:
     assert (ran.code, ran.out) == (0, f"furcate {package.__version__}\n")
 
 
-@pytest.mark.parametrize("name", ["generate", "chat", "bench", "models"])
+HEADS = ["heads list", "heads info", "heads lint", "heads import", "heads export"]
+
+
+@pytest.mark.parametrize(
+    "name", ["generate", "chat", "bench", "models", "models fetch", "train", "heads", *HEADS]
+)
 def test_every_command_has_help(capsys: Capsys, name: str) -> None:
-    ran = furcate(capsys, name, "--help")
+    ran = furcate(capsys, *name.split(), "--help")
     assert ran.code == 0
-    assert "Usage" in ran.out
+    assert f"Usage: furcate {name} " in ran.out
+
+
+@pytest.mark.parametrize("name", ["generate", "chat", "bench"])
+def test_every_way_to_draft_is_told_and_has_a_flag(capsys: Capsys, name: str) -> None:
+    told = furcate(capsys, name, "--help").out
+    for option in DraftOptions.model_fields:
+        assert {"num_draft_tokens": "--nodes"}.get(option, f"--{option.replace('_', '-')}") in told
+    assert all(drafter in told for drafter in ("ngram", "off", "eagle3", "mtp", "medusa", "hybrid"))
 
 
 def test_help_says_that_the_bonus_is_counted(capsys: Capsys) -> None:
@@ -72,7 +88,16 @@ def test_a_fault_of_ours_shows_its_place_on_request(
     assert "Traceback" in furcate(capsys, "generate", "hi", "--traceback").err
 
 
-@pytest.mark.parametrize("words", [["--help"], ["models", "--json"], ["generate", "--help"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["models", "--json"],
+        ["generate", "--help"],
+        ["train", "--help"],
+        ["heads", "lint", "--help"],
+    ],
+)
 def test_light_commands_do_not_load_torch(words: list[str]) -> None:
     script = (
         "import sys; from furcate.cli.main import run; "
@@ -87,13 +112,14 @@ def test_light_commands_do_not_load_torch(words: list[str]) -> None:
 def test_every_flag_has_help() -> None:
     from typer.main import get_command
 
-    root = get_command(app)
-    told = [
-        (name, parameter.name, getattr(parameter, "help", None))
-        for name, sub in root.commands.items()  # type: ignore[attr-defined]
-        for parameter in sub.params
-    ]
-    assert len(told) > 40
+    def flags(command: Any, name: str = "") -> Iterator[tuple[str, str, str | None]]:
+        for parameter in command.params:
+            yield name, parameter.name, getattr(parameter, "help", None)
+        for word, sub in getattr(command, "commands", {}).items():
+            yield from flags(sub, f"{name} {word}")
+
+    told = list(flags(get_command(app)))
+    assert len(told) > 120
     assert [(name, flag) for name, flag, text in told if not text] == []
 
 

@@ -34,6 +34,24 @@ def test_what_follows_two_dashes_is_text() -> None:
     assert own_words(words) == want
 
 
+def test_a_head_goes_with_the_kind_that_its_algorithm_names() -> None:
+    words = ["generate", "--speculative-algorithm", "EAGLE3", "hi"]
+    words += ["--speculative-draft-model-path", "dir", "--speculative-num-draft-tokens", "16"]
+    who = '{"method": "eagle3", "model": "dir"}'
+    assert own_words(words) == ["generate", "hi", "--speculative-config", who, "--nodes", "15"]
+    kept = ["generate", "hi", "--speculative-config", '{"method": "mtp"}']
+    assert own_words(["generate", "--speculative-algorithm", "NEXTN", "hi"]) == kept
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE3", "NGRAM"])
+@pytest.mark.parametrize("own", [["--drafter", "off"], ["-doff"], ["--speculative-config={}"]])
+def test_who_drafts_is_said_once(own: list[str], algorithm: str) -> None:
+    with pytest.raises(BadRequest, match="given under SGLang's name too"):
+        own_words(["generate", "hi", "--speculative-algorithm", algorithm, *own])
+    sizes = ["generate", "hi", "--speculative-num-steps", "3", *own]
+    assert own_words(sizes) == ["generate", "hi", *own, "--depth", "3"]
+
+
 def test_a_lossy_threshold_is_refused() -> None:
     with pytest.raises(Unsupported, match="--speculative-accept-threshold-single"):
         own_words(["generate", "hi", "--speculative-accept-threshold-single", "0.9"])

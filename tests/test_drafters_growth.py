@@ -20,6 +20,7 @@ from tiny_heads import SMALL_VOCAB, around, network
 from furcate.config import DraftOptions, SamplingParams
 from furcate.drafters.base import View
 from furcate.drafters.chosen_tree import chosen_tree
+from furcate.drafters.likeliest import _entropy as entropy
 from furcate.drafters.manner import CALIBRATION, Habit, calibration_of, manner_of
 from furcate.drafters.plan import dynamic, static
 from furcate.drafters.plausible import PRIOR, Curve, Plausible
@@ -89,7 +90,7 @@ def test_children_are_capped_by_the_entropy_of_their_row() -> None:
     assert min(sizes) < 6
     weights = torch.tensor([[[0.97, 0.01, 0.01, 0.01], [0.25] * 4]]).log()
     value = weights.sort(dim=2, descending=True).values
-    kept = Pruning(kappa=1.0).pruned(value, torch.zeros(1, 2), weights) > -torch.inf
+    kept = Pruning(kappa=1.0).pruned(value, torch.zeros(1, 2), entropy(weights)) > -torch.inf
     # exp(H) is 1.18 and 4: one more than a share of a child, and four
     assert kept.sum(2).tolist() == [[2, 4]]
 
@@ -97,7 +98,7 @@ def test_children_are_capped_by_the_entropy_of_their_row() -> None:
 def test_a_gate_shuts_rows_that_hesitate_and_are_worth_little() -> None:
     weights = torch.tensor([[[0.97, 0.01, 0.01, 0.01], [0.25] * 4, [0.25] * 4]]).log()
     above = torch.tensor([[0.5, 0.5, 1.0]]).log()
-    kept = Pruning(gamma=0.3, least=0.3).pruned(weights * 0, above, weights) > -torch.inf
+    kept = Pruning(gamma=0.3, least=0.3).pruned(weights * 0, above, entropy(weights)) > -torch.inf
     assert kept.all(2).tolist() == [[True, False, True]]
     assert 0.5 * (1 - math.sqrt(0.3 * math.log(4))) < 0.3 < 1 - math.sqrt(0.3 * math.log(4))
 

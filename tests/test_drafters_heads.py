@@ -131,8 +131,8 @@ def test_a_head_that_knows_the_target_is_always_right(
 def test_the_knowing_head_is_wrong_where_its_noise_is_anothers() -> None:
     script = Script(prompt_of(200, seed=7))
     drafter = around(Knowing(script), {"topk": 1, "beta": 1.0}, max_batch=1)
-    real = drafter._grower.words.noise
-    drafter._grower.words.noise = lambda view, levels: real(view, levels + 1)[:, 1:]
+    real = drafter._grower.reader.words.noise
+    drafter._grower.reader.words.noise = lambda view, levels: real(view, levels + 1)[:, 1:]
     with tiny_engine(drafter, target=script, max_batch=1) as engine:
         output = engine.collect(engine.submit([5, 6, 7], params(temperature=3.0, max_tokens=50)))
     assert output.stats.rounds > 20

@@ -16,8 +16,8 @@ from triton_device import DEVICE, MARKS
 from furcate.drafters.plausible import log_weights
 from furcate.kernels import draft_head_triton
 from furcate.kernels.draft_head import Children, draft_head
-from furcate.kernels.draft_head_triton import Draws
 from furcate.kernels.draft_head_triton import draft_head as on_device
+from furcate.kernels.draws import Draws
 from furcate.tree.calibration import DepthScale
 from furcate.verify.noise import gumbel_at
 
@@ -55,12 +55,12 @@ class Ask:
         draws = self.draws
         ids_V = torch.arange(self.logits_NV.shape[1]) if self.token_V is None else self.token_V
         seed_N1, position_N1, choice_N1 = (
-            x[:, None] for x in (draws.seed_N, draws.position_N, draws.choice_N)
+            x[:, None] for x in (draws.seed_B, draws.position_T, draws.choice_B)
         )
         return gumbel_at(seed_N1, position_N1, choice_N1, ids_V)
 
     def told(self) -> Children:
-        temperature_N, noise_NV = self.draws.temperature_N, self.noise_NV()
+        temperature_N, noise_NV = self.draws.temperature_B, self.noise_NV()
         return draft_head(self.scored_NV, temperature_N, noise_NV, self.scale, self.count)
 
     def run(self) -> Children:
@@ -86,10 +86,10 @@ def ask(
     rng = torch.Generator().manual_seed(seed)
     warm_N = torch.rand(rows, generator=rng) * 1.7 + 0.3
     draws = Draws(
-        temperature_N=torch.where(torch.arange(rows) % 3 == 1, 0.0, warm_N),
-        seed_N=torch.randint(-(2**63), 2**63 - 1, (rows,), generator=rng),
-        position_N=torch.randint(0, 200_000, (rows,), generator=rng),
-        choice_N=torch.randint(0, 4, (rows,), generator=rng),
+        temperature_B=torch.where(torch.arange(rows) % 3 == 1, 0.0, warm_N),
+        seed_B=torch.randint(-(2**63), 2**63 - 1, (rows,), generator=rng),
+        position_T=torch.randint(0, 200_000, (rows,), generator=rng),
+        choice_B=torch.randint(0, 4, (rows,), generator=rng),
     )
     token_V = None if of is None else torch.randperm(of, generator=rng)[:vocab].sort().values
     columns = vocab if of is None else vocab + 3  # a padded head: the last columns do not count
@@ -134,7 +134,7 @@ def test_noise_is_keyed_by_the_targets_ids(vocab: int, of: int, count: int) -> N
 def test_the_comparison_can_fail() -> None:
     case = ask(6, 100, 8)
     children = case.run()
-    later = replace(case, draws=replace(case.draws, position_N=case.draws.position_N + 1))
+    later = replace(case, draws=replace(case.draws, position_T=case.draws.position_T + 1))
     assert set(faults(later, children)) == {"weights", "entropy", "words"}
     warmer = replace(case, scale=DepthScale(1.1, 0.95, 0.6))
     assert "weights" in faults(warmer, children)
@@ -143,7 +143,7 @@ def test_the_comparison_can_fail() -> None:
 def test_greedy_rows_are_equal_bit_for_bit_ties_and_all() -> None:
     case = ask(6, SIZE, 16, dtype=torch.bfloat16)
     rounded = (case.logits_NV * 2).round() / 2  # every value many times
-    cold = replace(case.draws, temperature_N=torch.zeros(6))
+    cold = replace(case.draws, temperature_B=torch.zeros(6))
     case = replace(case, logits_NV=rounded, draws=cold)
     assert torch.equal(case.run().word_NC, case.told().word_NC)
 
@@ -165,7 +165,7 @@ def test_tokens_that_may_not_be_chosen_come_last() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_row_that_is_not_finite_has_no_weights(temperature: float) -> None:
     case = ask(5, 120, 4)
-    case = replace(case, draws=replace(case.draws, temperature_N=torch.full((5,), temperature)))
+    case = replace(case, draws=replace(case.draws, temperature_B=torch.full((5,), temperature)))
     case.logits_NV[0, 110] = NAN
     case.logits_NV[1, 3] = INF
     case.logits_NV[2] = -INF
@@ -177,7 +177,7 @@ def test_a_row_that_is_not_finite_has_no_weights(temperature: float) -> None:
 
 def test_the_reference_is_the_drafters_formula() -> None:
     case = ask(7, 400, 5)
-    temperature_N = case.draws.temperature_N
+    temperature_N = case.draws.temperature_B
     weight_NV = torch.cat(
         [
             log_weights(row[None, None], t[None], noise[None], SCALE)[0]

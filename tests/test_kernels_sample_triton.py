@@ -16,6 +16,7 @@ from triton_device import DEVICE, MARKS
 from verify_cases import law_of
 
 from furcate.kernels import noise_triton, sample_triton
+from furcate.kernels.draws import Draws
 from furcate.kernels.philox import Counter, philox
 from furcate.kernels.sample_triton import sample
 from furcate.verify import noise
@@ -60,10 +61,12 @@ class Ask:
         broken_B = torch.empty(len(self.seed_B), dtype=torch.bool, device=DEVICE)
         token_B = sample(
             spaced(self.logits_BV).to(DEVICE),
-            self.temperature_B.to(DEVICE),
-            self.seed_B.to(DEVICE),
-            self.length_B.to(DEVICE) + 1,
-            self.choice_B.to(DEVICE),
+            Draws(
+                self.temperature_B.to(DEVICE),
+                self.seed_B.to(DEVICE),
+                self.choice_B.to(DEVICE),
+                self.length_B.to(DEVICE) + 1,
+            ),
             broken_B,
         )
         assert token_B.dtype == torch.int64
@@ -182,10 +185,22 @@ def test_rows_that_allow_no_choice_are_told(
     assert differing(case.only(slice(6, 7)), token_B[6:7]) == 0
 
 
+def test_rows_of_a_tree_share_their_requests_law() -> None:
+    """Three rows a request at positions of their own are as nine rows that name everything."""
+    case, position_T = ask(3, 513, 5), torch.arange(40, 49)
+    logits_TV = ask(9, 513, 6).logits_BV.to(DEVICE)
+    laws = (case.temperature_B, case.seed_B, case.choice_B)
+    few = Draws(*(x.to(DEVICE) for x in laws), position_T.to(DEVICE))
+    all_ = Draws(*(x.repeat_interleave(3).to(DEVICE) for x in laws), position_T.to(DEVICE))
+    assert torch.equal(sample(logits_TV, few), sample(logits_TV, all_))
+    swapped = Draws(*(x.repeat(3).to(DEVICE) for x in laws), position_T.to(DEVICE))
+    assert not torch.equal(sample(logits_TV, few), sample(logits_TV, swapped))
+
+
 def test_who_does_not_ask_is_not_told() -> None:
     case = ask(2, 50)
-    arguments = (case.temperature_B, case.seed_B, case.length_B + 1, case.choice_B)
-    token_B = sample(case.logits_BV.to(DEVICE), *(x.to(DEVICE) for x in arguments))
+    arguments = (case.temperature_B, case.seed_B, case.choice_B, case.length_B + 1)
+    token_B = sample(case.logits_BV.to(DEVICE), Draws(*(x.to(DEVICE) for x in arguments)))
     assert differing(case, token_B.cpu()) == 0
 
 
@@ -276,7 +291,8 @@ def drawn(logits_V: Tensor, seed_B: Tensor) -> Tensor:
     batch = len(seed_B)
     temperature_B = torch.full((batch,), 0.8, device=DEVICE)
     other_B = torch.zeros_like(seed_B)
-    return sample(logits_V.expand(batch, -1), temperature_B, seed_B, other_B + 7, other_B)
+    draws = Draws(temperature_B, seed_B, other_B, other_B + 7)
+    return sample(logits_V.expand(batch, -1), draws)
 
 
 def too_warm(logits_V: Tensor, seed_B: Tensor) -> Tensor:

@@ -21,6 +21,8 @@ from furcate.kernels.tree_attention import (
     Columns,
     Keys,
     Places,
+    Sight,
+    behind,
     lay_out,
     packed,
     tree_attention,
@@ -46,23 +48,26 @@ class Pass:
     more: int = 0  # columns beyond what is needed
     in_place: bool = False
 
-    def columns(self) -> Columns:
+    def sight(self) -> Sight:
         where = self.where
         columns, run = where.columns + self.more, None
         if self.in_place:  # as a round does: the longest request and all rows
             columns = int(where.length_B.max()) + where.draft.tokens_BR.shape[1]
             run = where.slot(0, 0)
         places = Places(where.table_BP, where.length_B, where.page_size, columns, run)
-        return lay_out(places, where.draft.end_BR, where.draft.live_B, self.dtype)
+        return behind(places, where.draft.end_BR, where.draft.live_B)
+
+    def columns(self) -> Columns:
+        return lay_out(self.sight(), self.dtype)
 
     def seen(self, columns: Columns) -> Columns:
         return packed(columns, self.q_THD.shape[1] // self.k_TKD.shape[1])
 
     def run(self) -> Tensor:
         """Write the rows' keys and attend: [B, R, H, D]."""
-        columns = self.columns()
-        self.pool.k_SKD.index_copy_(0, columns.write_T, self.k_TKD)
-        self.pool.v_SKD.index_copy_(0, columns.write_T, self.v_TKD)
+        columns, slot_T = self.columns(), self.sight().write_T
+        self.pool.k_SKD.index_copy_(0, slot_T, self.k_TKD)
+        self.pool.v_SKD.index_copy_(0, slot_T, self.v_TKD)
         out_THD = tree_attention(self.q_THD, self.pool, self.seen(columns))
         return out_THD.view(*self.where.draft.tokens_BR.shape, *out_THD.shape[1:])
 
@@ -227,13 +232,14 @@ def test_a_row_does_not_depend_on_its_company() -> None:
 def test_rows_are_written_to_their_own_places_and_pads_to_scratch(where: Layout) -> None:
     places = Places(where.table_BP, where.length_B, where.page_size, where.columns + 3)
     draft = where.draft
-    columns = lay_out(places, draft.end_BR, draft.live_B, torch.float32)
+    sight = behind(places, draft.end_BR, draft.live_B)
+    columns = lay_out(sight, torch.float32)
     rows = draft.tokens_BR.shape[1]
     for b, (length, live) in enumerate(
         zip(where.length_B.tolist(), draft.live_B.tolist(), strict=True)
     ):
         own = where.slots(b, length + live)
-        written = columns.write_T.view(-1, rows)[b].tolist()
+        written = sight.write_T.view(-1, rows)[b].tolist()
         assert written == own[length:] + [SCRATCH] * (rows - live)
         assert columns.read_BS[b].tolist() == own + [SCRATCH] * (where.columns + 3 - length - live)
 
@@ -245,7 +251,7 @@ def test_the_passes_never_ask_the_device() -> None:
     with FakeTensorMode() as mode:
         fake = mode.from_tensor
         places = Places(fake(where.table_BP), fake(where.length_B), where.page_size, columns)
-        laid = lay_out(places, fake(draft.end_BR), fake(draft.live_B), torch.float64)
+        laid = lay_out(behind(places, fake(draft.end_BR), fake(draft.live_B)), torch.float64)
         pool = Keys(fake(case.pool.k_SKD), fake(case.pool.v_SKD))
         out_THD = tree_attention(fake(case.q_THD), pool, case.seen(laid))
     assert out_THD.shape == case.q_THD.shape
@@ -271,7 +277,7 @@ def test_a_broken_request_does_not_poison_the_scratch_page() -> None:
     cache = PagedCache(shape, torch.float64, torch.device("cpu"))
     case = random_pass(where, torch.float64, 0)
     case.k_TKD[:12], case.v_TKD[:12] = NAN, NAN
-    attend = cache.attend(case.columns(), case.q_THD.shape[1])
+    attend = cache.attend(case.sight(), case.q_THD.shape[1])
     for _ in range(2):  # the second pass finds what the first one left behind
         out_BRHD = attend(0, case.q_THD, case.k_TKD, case.v_TKD).view(2, 12, 4, 8)
         assert out_BRHD[1].isfinite().all()

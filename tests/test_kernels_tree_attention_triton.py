@@ -5,7 +5,6 @@ Legend: B requests, R rows, T = B * R flat rows, S slots, H query heads, K key h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -14,13 +13,22 @@ from kv_cases import Layout, as_chain, layout
 from torch import Tensor
 from triton_device import DEVICE, MARKS
 
-from furcate.kernels.tree_attention import Keys, Places, lay_out, packed, tree_attention
-from furcate.kernels.tree_attention_triton import Seen, Tile, tile_for
+from furcate.kernels.tree_attention import (
+    Keys,
+    Places,
+    Sight,
+    behind,
+    lay_out,
+    packed,
+    tree_attention,
+)
+from furcate.kernels.tree_attention_triton import Tile, splits_for, tile_for
 from furcate.kernels.tree_attention_triton import tree_attention as on_device
 
 pytestmark = MARKS
 
 NAN = float("nan")
+CPU = torch.device("cpu")
 # about twice the worst of 60 random passes of unit variance (float32 8e-7, float16 1e-3; bfloat16
 # has eight times float16's rounding); the judge reads the same rounded inputs
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -34,46 +42,37 @@ class Pass:
     """One pass over random keys; every slot that no live row may see is NaN."""
 
     where: Layout
-    first_B: Tensor | None
+    first: int
     q_THD: Tensor
     pool: Keys
 
+    def sight(self, device: torch.device) -> Sight:
+        where, draft = self.where, self.where.draft
+        table_BP, length_B = where.table_BP.to(device), where.length_B.to(device)
+        places = Places(table_BP, length_B, where.page_size, where.columns)
+        return behind(places, draft.end_BR.to(device), draft.live_B.to(device), self.first)
+
     def run(self, splits: int = 1, tile: Tile | None = None) -> Tensor:
         """[B, R, H, D] on the CPU."""
-        where, draft = self.where, self.where.draft
-        seen = Seen(
-            table_BP=where.table_BP.to(DEVICE),
-            length_B=where.length_B.to(DEVICE),
-            end_BR=draft.end_BR.to(DEVICE),
-            live_B=draft.live_B.to(DEVICE),
-            page_size=where.page_size,
-            first_B=None if self.first_B is None else self.first_B.to(DEVICE),
-        )
         pool = Keys(self.pool.k_SKD.to(DEVICE), self.pool.v_SKD.to(DEVICE))
         q_THD = spaced(self.q_THD.to(DEVICE))
-        out_THD = on_device(q_THD, pool, seen, splits=splits, tile=tile)
+        out_THD = on_device(q_THD, pool, self.sight(DEVICE), splits=splits, tile=tile)
         assert out_THD.dtype == self.q_THD.dtype
-        return out_THD.cpu().view(*draft.tokens_BR.shape, *out_THD.shape[1:])
+        return out_THD.cpu().view(*self.where.draft.tokens_BR.shape, *out_THD.shape[1:])
 
     def judged(self) -> Tensor:
         """The torch twin in float64, [B, R, H, D]; it must read finite numbers everywhere."""
-        where, draft = self.where, self.where.draft
-        places = Places(where.table_BP, where.length_B, where.page_size, where.columns)
-        columns = lay_out(places, draft.end_BR, draft.live_B, torch.float64)
-        if self.first_B is not None:
-            hidden_B1S = torch.arange(where.columns) < self.first_B[:, None, None]
-            columns = replace(columns, bias_BRS=columns.bias_BRS.masked_fill(hidden_B1S, -1e300))
+        columns = lay_out(self.sight(CPU), torch.float64)
         pool = Keys(*(x.double().nan_to_num(0) for x in (self.pool.k_SKD, self.pool.v_SKD)))
         seen = packed(columns, self.q_THD.shape[1] // pool.k_SKD.shape[1])
         out_THD = tree_attention(self.q_THD.double(), pool, seen)
-        return out_THD.view(*draft.tokens_BR.shape, *out_THD.shape[1:])
+        return out_THD.view(*self.where.draft.tokens_BR.shape, *out_THD.shape[1:])
 
     def worst(self, out_BRHD: Tensor) -> float:
         """The largest distance of a live row that sees anything; NaN counts as infinite."""
         rows = torch.arange(out_BRHD.shape[1])
-        counts_BR = rows < self.where.draft.live_B[:, None]
-        if self.first_B is not None:
-            counts_BR &= (self.where.length_B[:, None] > self.first_B[:, None]) | (rows > 0)
+        position_BR = self.where.length_B[:, None] + rows
+        counts_BR = (rows < self.where.draft.live_B[:, None]) & (position_BR >= self.first)
         gap_BRHD = (out_BRHD.double() - self.judged()).abs().nan_to_num(nan=torch.inf)
         return float(gap_BRHD[counts_BR].max())
 
@@ -92,7 +91,7 @@ def random_pass(
     heads: tuple[int, int] = (4, 2),
     size: int = 16,
     dtype: torch.dtype = torch.float32,
-    first: Sequence[int] | None = None,
+    first: int = 0,
 ) -> Pass:
     rng = torch.Generator().manual_seed(seed)
 
@@ -103,16 +102,15 @@ def random_pass(
     batch, rows = where.draft.tokens_BR.shape
     slots = (where.pages + 1) * where.page_size
     pool = Keys(*(torch.full((slots, kv, size), NAN, dtype=dtype) for _ in "kv"))
-    first = first or [0] * batch
     for b, (length, live) in enumerate(
         zip(where.length_B.tolist(), where.draft.live_B.tolist(), strict=True)
     ):
-        own = where.slots(b, length + live, first[b])
+        own = where.slots(b, length + live, first)
         pool.k_SKD[own], pool.v_SKD[own] = normal(len(own), kv, size), normal(len(own), kv, size)
     q_THD = normal(batch * rows, query, size)
     for b, live in enumerate(where.draft.live_B.tolist()):
         q_THD[b * rows + live : (b + 1) * rows] = NAN  # what pads ask does not matter
-    return Pass(where, torch.tensor(first) if any(first) else None, q_THD, pool)
+    return Pass(where, first, q_THD, pool)
 
 
 @pytest.mark.parametrize("heads", HEADS, ids=str)
@@ -149,8 +147,8 @@ def test_splits_join_to_the_same(splits: int, lengths: list[int]) -> None:
 
 
 @pytest.mark.parametrize("splits", [1, 3])
-@pytest.mark.parametrize("first", [[1, 1, 1], [0, 33, 1], [40, 0, 17]], ids=str)
-def test_columns_below_the_first_are_hidden_and_never_read(first: list[int], splits: int) -> None:
+@pytest.mark.parametrize("first", [1, 17, 33])
+def test_columns_below_the_first_are_hidden_and_never_read(first: int, splits: int) -> None:
     case = random_pass(layout(5, [40, 33, 18], 5, 16), 5, first=first)
     out_BRHD = case.run(splits, Tile(16, 16))
     assert case.worst(out_BRHD) <= TOLERANCE[torch.float32]
@@ -159,7 +157,7 @@ def test_columns_below_the_first_are_hidden_and_never_read(first: list[int], spl
 
 @pytest.mark.parametrize("splits", [1, 2])
 def test_a_row_that_sees_nothing_gets_zeros(splits: int) -> None:
-    case = random_pass(layout(2, [0, 0], 1, 16), first=[1, 1])
+    case = random_pass(layout(2, [0, 0], 1, 16), first=1)
     assert torch.equal(case.run(splits), torch.zeros(2, 1, 4, 16))
 
 
@@ -185,6 +183,55 @@ def test_plain_decoding_is_a_tree_of_one_row() -> None:
     one = layout(0, [28], 1, 16, full=True)
     lone = replace(chain, where=replace(one, table_BP=where.table_BP), q_THD=chain.q_THD[8:])
     assert torch.equal(lone.run(tile=tile)[0, 0], last)
+
+
+def frontier(seed: int, lengths: list[int], rows: int, nodes: int, first: int) -> Pass:
+    """Rows of a draft level: keys of the tree in places of their own, who sees what at random."""
+    where = layout(seed, lengths, nodes, 16, full=True)
+    case = random_pass(where, seed, first=first)
+    batch = len(lengths)
+    case.q_THD = torch.randn(batch * rows, 4, 16, generator=torch.Generator().manual_seed(seed))
+    return case
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize(("rows", "nodes"), [(1, 2), (3, 9), (10, 61)])
+def test_a_level_of_a_draft_sees_what_it_is_told(
+    rows: int, nodes: int, splits: int, first: int
+) -> None:
+    """Its columns lie anywhere, and a matrix says who sees them; the rows are the last ones."""
+    lengths = [37, 1, 64]
+    case = frontier(nodes, lengths, rows, nodes, first)
+    rng = torch.Generator().manual_seed(rows)
+    own = torch.tensor([case.where.slots(b, n + nodes, n) for b, n in enumerate(lengths)])
+    slot_BN = own[:, torch.randperm(nodes, generator=rng)]
+    sees_BRN = torch.rand(3, rows, nodes, generator=rng) < 0.4
+    sees_BRN[:, :, 0] = True
+
+    def sight(device: torch.device) -> Sight:
+        plain = case.sight(device)
+        live_B = torch.full_like(plain.live_B, nodes)
+        given = slot_BN.to(device)
+        return Sight(plain.places, given, given, live_B, sees_BRN.to(device), first)
+
+    pool = Keys(case.pool.k_SKD.to(DEVICE), case.pool.v_SKD.to(DEVICE))
+    out_THD = on_device(case.q_THD.to(DEVICE), pool, sight(DEVICE), splits=splits).cpu()
+    known = Keys(*(x.double().nan_to_num(0) for x in (case.pool.k_SKD, case.pool.v_SKD)))
+    told = tree_attention(case.q_THD.double(), known, packed(lay_out(sight(CPU), torch.float64), 2))
+    assert (out_THD - told).abs().nan_to_num(nan=torch.inf).max() <= TOLERANCE[torch.float32]
+    sees_BRN[:, :, -1] ^= True
+    other = tree_attention(
+        case.q_THD.double(), known, packed(lay_out(sight(CPU), torch.float64), 2)
+    )
+    assert (out_THD - other).abs().max() > 1e-3, "and the comparison can fail"
+
+
+def test_splits_fill_the_device_and_no_more() -> None:
+    assert splits_for(3, 8192) == 32
+    assert splits_for(24, 8192) == 5
+    assert splits_for(200, 1 << 20) == 1
+    assert splits_for(1, 300) == 1
 
 
 def test_the_comparison_can_fail() -> None:

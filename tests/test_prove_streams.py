@@ -101,6 +101,7 @@ def test_min_tokens_of_the_grid_bars_stop_ids_that_would_have_come() -> None:
 
 
 @pytest.mark.usefixtures("all_cores")
+@pytest.mark.timeout(900)  # thousands of tokens of a real model
 def test_streams_of_the_embedded_model_part_at_rounding_ties_alone(embedded_model: Path) -> None:
     target = load_decoder(embedded_model, torch.float32, torch.device("cpu"))
     target.pack()

@@ -13,8 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from typer import Exit, Option
 
-from furcate.cli.lazy import bench_module, compare_module, load_engine
-from furcate.cli.options import DraftFlags, SamplingFlags, TargetFlags
+from furcate.cli.drafting import DraftFlags
+from furcate.cli.lazy import bench_module, compare_module, drafter_json, load_engine
+from furcate.cli.options import SamplingFlags, TargetFlags
 from furcate.cli.show import check_writable, err, out, print_json
 from furcate.config import SamplingParams
 from furcate.engine.prompts import PromptLine, read_prompts
@@ -85,7 +86,9 @@ def bench(
         check_writable(Path(str(flags.as_json)))
     with load_engine(target, draft, max_batch=flags.batch) as engine:
         answers = _measured(engine, prompts, params, flags)
-        report = bench_module().report(engine, answers, _asked(flags, params, draft, target))
+        asked = _asked(flags, params, draft, target)
+        asked["drafter_details"] = drafter_json(engine)
+        report = bench_module().report(engine, answers, asked)
     if flags.as_json == "-":
         print_json(report)
     else:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from furcate.cli.lazy import load_engine
-from furcate.cli.options import DraftFlags, Quiet, SamplingFlags, TargetFlags
+from furcate.cli.drafting import DraftFlags
+from furcate.cli.lazy import drafter_json, load_engine
+from furcate.cli.options import Quiet, SamplingFlags, TargetFlags
 from furcate.cli.show import err, print_json, print_text, stats_json, stats_line
 from furcate.config import SamplingParams
 from furcate.errors import BadFile, UserError
@@ -54,8 +55,9 @@ def chat(flags: ChatFlags, sampling: SamplingFlags, draft: DraftFlags, target: T
             if line == "/exit":
                 break
             talk.take(line)
+        drafter = {"drafter": draft.chosen_drafter(), "drafter_details": drafter_json(engine)}
     if flags.as_json:
-        print_json(talk.record())
+        print_json(talk.record() | drafter)
 
 
 @dataclass(slots=True)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option
 
-from furcate.cli.lazy import bench_module, compare_module, load_engine
-from furcate.cli.options import DraftFlags, Json, Quiet, SamplingFlags, TargetFlags
+from furcate.cli.drafting import DraftFlags
+from furcate.cli.lazy import bench_module, compare_module, drafter_json, load_engine
+from furcate.cli.options import Json, Quiet, SamplingFlags, TargetFlags
 from furcate.cli.show import err, logprob_json, print_json, print_text, stats_json, stats_line
 from furcate.config import SamplingParams
 from furcate.errors import BadFile, BadRequest, RequestFailed
@@ -84,8 +85,9 @@ def generate(
         prompt = _encoded(engine, ask, text)
         output = answered(engine, prompt, params, aloud=not show.as_json)
         beside = _compared(engine, output, params) if show.compare else None
+        drafter = {"drafter": draft.chosen_drafter(), "drafter_details": drafter_json(engine)}
     if show.as_json:
-        print_json(_record(output, beside))
+        print_json(_record(output, beside) | drafter)
     elif beside is not None:
         _tell(output, beside)
     elif not show.quiet:

@@ -8,23 +8,43 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from furcate.cli.options import DraftFlags, TargetFlags
+from furcate.cli.drafting import DraftFlags
+from furcate.cli.options import TargetFlags
 from furcate.cli.show import err
 
 if TYPE_CHECKING:
     from furcate.engine.engine import Engine
 
-__all__ = ["bench_module", "compare_module", "heads_module", "load_engine", "train_module"]
+__all__ = [
+    "bench_module",
+    "compare_module",
+    "drafter_json",
+    "heads_module",
+    "load_engine",
+    "train_module",
+]
 
 
 def load_engine(target: TargetFlags, draft: DraftFlags, **options: Any) -> Engine:
-    """An engine as the flags ask; flags are judged before anything is loaded."""
+    """An engine as the flags ask; flags are judged before anything is loaded.
+
+    Raises BadRequest where the drafter is not of the kind that another engine's options name.
+    """
     asked = target.engine_options(**options)
     drafting, drafter = draft.draft_options(), draft.chosen_drafter()
     with err().status(f"loading {target.target} ..."):
         from furcate.engine.engine import Engine
 
-        return Engine.load(target.target, drafter, draft=drafting, **asked.model_dump())
+        engine = Engine.load(target.target, drafter, draft=drafting, **asked.model_dump())
+    draft.check_kind(drafter_json(engine)["kind"])
+    return engine
+
+
+def drafter_json(engine: Engine) -> dict[str, Any]:
+    """The engine's drafter in kind and numbers."""
+    from furcate.drafters.described import described
+
+    return described(engine.built.round.drafter)
 
 
 def compare_module() -> ModuleType:

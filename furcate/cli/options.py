@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from typer import Option
 
-from furcate.aliases import Drafting, from_vllm
-from furcate.config import DraftOptions, EngineOptions, SamplingParams
+from furcate.config import EngineOptions, SamplingParams
 from furcate.errors import BadRequest
 
-__all__ = ["EMBEDDED", "DraftFlags", "Json", "Quiet", "SamplingFlags", "TargetFlags"]
+__all__ = ["EMBEDDED", "Json", "Quiet", "SamplingFlags", "TargetFlags"]
 
 EMBEDDED = "smollm2-135m"
 
-_TARGET, _DRAFT, _SAMPLING = "Target", "Drafting", "Sampling"
+_TARGET, _SAMPLING = "Target", "Sampling"
 
 Json = Annotated[bool, Option("--json", help="Print one JSON object and nothing else.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Leave out the line of statistics.")]
@@ -61,115 +59,6 @@ class TargetFlags:
             kv_tokens=self.kv_tokens,
             **more,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class DraftFlags:
-    """Who drafts, and how large its trees may be."""
-
-    drafter: Annotated[
-        str | None,
-        Option(
-            "--drafter",
-            "-d",
-            help="ngram, off, or a small model with the target's tokenizer.",
-            show_default="ngram",
-            rich_help_panel=_DRAFT,
-        ),
-    ] = None
-    nodes: Annotated[
-        int | None,
-        Option(
-            "--nodes",
-            "-n",
-            help="Most drafted tokens a round, the root excluded; 0 drafts nothing.",
-            rich_help_panel=_DRAFT,
-        ),
-    ] = None
-    depth: Annotated[
-        int | None, Option(help="Most drafted tokens in a row.", rich_help_panel=_DRAFT)
-    ] = None
-    topk: Annotated[
-        int | None,
-        Option(
-            help="n-grams: most earlier matches followed. A model: most candidates a level.",
-            rich_help_panel=_DRAFT,
-        ),
-    ] = None
-    adaptive: Annotated[
-        bool | None,
-        Option(
-            "--adaptive/--fixed",
-            help="Choose the size of each tree by its measured cost, or always draft --nodes.",
-            show_default="adaptive",
-            rich_help_panel=_DRAFT,
-        ),
-    ] = None
-    prompt_lookup_max: Annotated[
-        int | None, Option(help="Longest suffix that n-grams match.", rich_help_panel=_DRAFT)
-    ] = None
-    prompt_lookup_min: Annotated[
-        int | None, Option(help="Shortest suffix that n-grams match.", rich_help_panel=_DRAFT)
-    ] = None
-    speculative_config: Annotated[
-        str | None,
-        Option(
-            metavar="JSON",
-            help="vLLM's drafting options. SGLang's --speculative-... flags are understood too; "
-            "its --speculative-num-draft-tokens counts the root.",
-            rich_help_panel=_DRAFT,
-        ),
-    ] = None
-
-    def chosen_drafter(self) -> str:
-        """The drafter's name or path, n-grams where none is named."""
-        return self._own_drafter() or self._alias().drafter or "ngram"
-
-    def draft_options(self) -> DraftOptions:
-        """furcate's own flags and vLLM's JSON together.
-
-        Raises:
-            BadRequest: something is named in both ways, or is out of range.
-        """
-        own = {name: value for name, value in self._own().items() if value is not None}
-        alias = self._alias()
-        twice = [name for name in own if name in alias.options]
-        if self._own_drafter() and alias.drafter:
-            twice.append("drafter")
-        if twice:
-            hint = "leave it out of one of them"
-            what = "given by a flag and in --speculative-config"
-            raise BadRequest(what, field=twice[0], hint=hint)
-        return DraftOptions(**{**alias.options, **own})
-
-    def _own_drafter(self) -> str | None:
-        if self.drafter is not None and not self.drafter.strip():
-            hint = "ngram, off, or a model"
-            raise BadRequest("must not be empty", field="--drafter", value=self.drafter, hint=hint)
-        return self.drafter
-
-    def _own(self) -> dict[str, Any]:
-        return {
-            "num_draft_tokens": self.nodes,
-            "depth": self.depth,
-            "topk": self.topk,
-            "adaptive": self.adaptive,
-            "prompt_lookup_max": self.prompt_lookup_max,
-            "prompt_lookup_min": self.prompt_lookup_min,
-        }
-
-    def _alias(self) -> Drafting:
-        if self.speculative_config is None:
-            return Drafting(None, {})
-        field = "--speculative-config"
-        try:
-            config = json.loads(self.speculative_config)
-        except json.JSONDecodeError as err:
-            what = f"not JSON: {err.msg} at character {err.pos}"
-            raise BadRequest(what, field=field, value=self.speculative_config) from None
-        if not isinstance(config, dict):
-            raise BadRequest("must be a JSON object", field=field, value=self.speculative_config)
-        return from_vllm(config)
 
 
 @dataclass(frozen=True, slots=True)

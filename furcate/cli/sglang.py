@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 
 from furcate.aliases import SGLANG_SWITCHES, Drafting, from_sglang
 from furcate.errors import BadRequest, UserError
@@ -19,6 +20,7 @@ _FLAG = {
     "prompt_lookup_min": "--prompt-lookup-min",
 }
 _SHORT = {"--drafter": "-d", "--nodes": "-n"}
+_WHO = ("--drafter", _OURS)  # both can name the drafter
 
 
 def own_words(words: Sequence[str]) -> list[str]:
@@ -33,12 +35,17 @@ def own_words(words: Sequence[str]) -> list[str]:
     if not given:
         return list(words)
     added = _flags(_understood(given))
-    for flag in added:
+    _refuse_twice(added, kept)
+    filled = [word for pair in added.items() for word in pair if word is not None]
+    return [*kept, *filled, *words[end:]]
+
+
+def _refuse_twice(added: Mapping[str, str | None], kept: Sequence[str]) -> None:
+    named = [*added, *(_WHO if any(flag in added for flag in _WHO) else ())]
+    for flag in named:
         if any(_is(word, flag) for word in kept):
             hint = "leave one of them out"
             raise BadRequest("given under SGLang's name too", field=flag, hint=hint)
-    filled = [word for pair in added.items() for word in pair if word is not None]
-    return [*kept, *filled, *words[end:]]
 
 
 def _is(word: str, flag: str) -> bool:
@@ -75,8 +82,13 @@ def _understood(given: dict[str, object]) -> Drafting:
 
 
 def _flags(asked: Drafting) -> dict[str, str | None]:
-    """Flag -> its value, None for a switch."""
+    """Flag -> its value, None for a switch.
+
+    A draft model of a kind that was named goes as vLLM's options, which can say the kind.
+    """
     named: dict[str, str | None] = {"--drafter": asked.drafter} if asked.drafter else {}
+    if asked.kind is not None:
+        named = {_OURS: json.dumps(asked.who())}
     for name, flag in _FLAG.items():
         if name in asked.options:
             named[flag] = str(asked.options[name])

@@ -1,7 +1,7 @@
 """Keys, values and states of a draft network, in pages of the same numbers as the target's.
 
 Legend: B requests, R rows of one pass, F frontier rows, N frontier nodes of all levels so far,
-S columns of the prefix, T flat rows, C size of a state.
+C size of a state.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from furcate.drafters.base import View
 from furcate.heads.recurrent import Recurrent
+from furcate.kernels.backend import TORCH, Kernels
 from furcate.kernels.draft import Draft
-from furcate.kernels.tree_attention import Columns, Places, lay_out
+from furcate.kernels.tree_attention import Places, Sight, behind
 from furcate.kv.cache import CacheShape, PagedCache
 from furcate.kv.states import StatePool
 from furcate.models.decoder import Attend
@@ -31,6 +33,7 @@ class Room:
     page_size: int
     vocab: int  # of the target: no other token is proposed
     device: torch.device
+    kernels: Kernels = TORCH
 
     @property
     def slots(self) -> int:
@@ -44,7 +47,7 @@ class Pass:
 
     tokens_BR: Tensor
     position_BR: Tensor
-    columns: Columns
+    sight: Sight
 
 
 class DraftCache:
@@ -72,7 +75,7 @@ class DraftCache:
             pages=room.pages - (-room.capacity * self._scratch // room.page_size),
             page_size=room.page_size,
         )
-        self.keys = PagedCache(shape, network.dtype, room.device)
+        self.keys = PagedCache(shape, network.dtype, room.device, room.kernels)
         self.states = StatePool(room.slots, network.state_size, network.dtype, room.device)
 
     def keep(self, view: View, position_BR: Tensor, state_BRC: Tensor) -> None:
@@ -85,12 +88,8 @@ class DraftCache:
 
     def stretch(self, view: View, rows: Draft) -> Pass:
         """A chain of committed tokens from position `view.length` on."""
-        columns = lay_out(
-            places_of(view, self._room), rows.end_BR, rows.live_B, self.keys.k_LSKD.dtype
-        )
-        position_BR = view.length_B[:, None] + rows.depth_BR
-        hidden = self._without_the_first(columns, position_BR)
-        return Pass(rows.tokens_BR, position_BR, hidden)
+        sight = behind(places_of(view, self._room), rows.end_BR, rows.live_B, self._first)
+        return Pass(rows.tokens_BR, view.length_B[:, None] + rows.depth_BR, sight)
 
     def tail(self, view: View, rows: int) -> Pass:
         """The last `rows` tokens up to the root, or all of them; the root's keys go to scratch."""
@@ -102,57 +101,33 @@ class DraftCache:
         end_BR = torch.where(live_BR, live_B[:, None], row_R + 1)
         position_BR = start_B[:, None] + depth_BR
         places = replace(places_of(view, self._room), length_B=start_B)
-        columns = lay_out(places, end_BR, live_B, self.keys.k_LSKD.dtype)
-        columns = self._with_root_in_scratch(columns, view.length_B, live_B)
-        return Pass(
-            view.tokens_BW.gather(1, position_BR),
-            position_BR,
-            self._without_the_first(columns, position_BR),
-        )
+        sight = behind(places, end_BR, live_B, self._first)
+        root_BR = row_R == live_B[:, None] - 1
+        slot_BR = torch.where(root_BR, self._scratch_slots(len(live_B))[:, :1], sight.slot_BN)
+        sight = replace(sight, slot_BN=slot_BR)
+        return Pass(view.tokens_BW.gather(1, position_BR), position_BR, sight)
 
-    def below(self, view: View, prefix: Columns, seen_BFN: Tensor) -> Columns:
+    def below(self, view: View, seen_BFN: Tensor) -> Sight:
         """What the frontier's rows see: the prefix, the root, and their own paths."""
-        batch, rows, nodes = seen_BFN.shape
-        slot_BN = self._scratch_slots(batch)[:, 1 : 1 + nodes]
-        column_S = torch.arange(prefix.read_BS.shape[1], device=slot_BN.device)
-        past_BS = (column_S >= self._first) & (column_S <= view.length_B[:, None])
-        seen_BFS = torch.cat([past_BS[:, None].expand(-1, rows, -1), seen_BFN], 2)
-        bias_BFS = torch.zeros(seen_BFS.shape, dtype=prefix.bias_BRS.dtype, device=slot_BN.device)
-        return Columns(
-            write_T=slot_BN[:, nodes - rows :].flatten(),
-            read_BS=torch.cat([prefix.read_BS, slot_BN], 1),
-            bias_BRS=bias_BFS.masked_fill(~seen_BFS, -torch.inf),
+        batch, _, nodes = seen_BFN.shape
+        slot_BN = self._scratch_slots(batch)[:, : 1 + nodes]
+        return Sight(
+            places=places_of(view, self._room),
+            slot_BN=slot_BN,
+            end_BN=slot_BN,
+            live_B=torch.full_like(view.length_B, 1 + nodes),
+            sees_BRN=pad(seen_BFN, (1, 0), value=True),
+            first=self._first,
         )
 
-    def attend(self, columns: Columns) -> Attend:
-        """How the network attends in a pass over these columns."""
-        return self.keys.attend(columns, self._heads)
+    def attend(self, sight: Sight) -> Attend:
+        """How the network attends in a pass that sees this."""
+        return self.keys.attend(sight, self._heads)
 
     def copy_page(self, source: int, target: int) -> None:
         """Follow the target's cache when it copies a shared page."""
         self.keys.copy_page(source, target)
         self.states.copy_page(source, target, self._room.page_size)
-
-    def _with_root_in_scratch(self, columns: Columns, length_B: Tensor, live_B: Tensor) -> Columns:
-        slot_B1 = self._scratch_slots(len(length_B))[:, :1]
-        batch, rows, width = columns.bias_BRS.shape
-        root_BR = torch.arange(rows, device=live_B.device) == live_B[:, None] - 1
-        root_BS = torch.arange(width, device=live_B.device) == length_B[:, None]
-        return replace(
-            columns,
-            write_T=torch.where(root_BR, slot_B1, columns.write_T.view(batch, rows)).flatten(),
-            read_BS=torch.where(root_BS, slot_B1, columns.read_BS),
-        )
-
-    def _without_the_first(self, columns: Columns, position_BR: Tensor) -> Columns:
-        """Hide position 0 from all that see any other; a row must see something."""
-        if not self._first:
-            return columns
-        others_BR = (columns.bias_BRS[:, :, 1:] == 0).any(2)
-        hidden_BR1 = others_BR[:, :, None]
-        column_S = torch.arange(columns.bias_BRS.shape[2], device=position_BR.device)
-        bias_BRS = columns.bias_BRS.masked_fill(hidden_BR1 & (column_S == 0), -torch.inf)
-        return replace(columns, bias_BRS=bias_BRS)
 
     def _scratch_slots(self, batch: int) -> Tensor:
         """Slots of the drafted rows, the root's first: int64 [B, 1 + N]."""

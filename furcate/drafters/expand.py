@@ -1,7 +1,7 @@
 """Growing a tree level by level: branch, prune, and choose the next frontier.
 
-Legend: B requests, F frontier rows, V draft vocabulary, C children of a row, X = F * C candidates
-of a level, N frontier nodes of all levels so far, D levels.
+Legend: B requests, F frontier rows, V draft vocabulary, C children of a row, X = F * C
+candidates of a level, N frontier nodes of all levels so far, D levels.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from furcate.drafters.base import View
+from furcate.drafters.likeliest import Likeliest, Reader, reading
 from furcate.drafters.plan import Plan, Step
 from furcate.drafters.plausible import PRIOR, Plausible
 from furcate.drafters.prune import NO_PRUNING, Pruning
 from furcate.drafters.vocabulary import Vocabulary
+from furcate.kernels.backend import TORCH, Kernels
 from furcate.kernels.draft import Proposal
 from furcate.tree.calibration import Calibration
-from furcate.verify.law import Law
 
 __all__ = ["Frontier", "Grower", "Growth", "Manner"]
 
@@ -56,9 +57,11 @@ class Manner:
     pruning: Pruning = NO_PRUNING
     longest: int | None = None  # most nodes that a round may accept; None: as deep as it drafts
 
-    def grower(self, words: Vocabulary, device: torch.device) -> Grower:
+    def grower(self, words: Vocabulary, device: torch.device, kernels: Kernels = TORCH) -> Grower:
         """The same at work on a device."""
-        return Grower(self.plan, words, Plausible(self.calibration, device), self.pruning)
+        plausible = Plausible(self.calibration, device)
+        reader = Reader(words, plausible, kernels, entropy=self.pruning.asks_entropy)
+        return Grower(self.plan, reader, self.pruning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,30 +69,33 @@ class Grower:
     """How a drafter's scores become trees."""
 
     plan: Plan
-    words: Vocabulary
-    plausible: Plausible
+    reader: Reader
     pruning: Pruning
+
+    @property
+    def plausible(self) -> Plausible:
+        """What scores are worth."""
+        return self.reader.plausible
 
     def begin(self, view: View) -> Growth:
         """Trees of the roots alone."""
         return Growth(self, view)
 
-    def level(self, weights_BFV: Tensor, frontier: Frontier, step: Step) -> Level:
-        """The likeliest children of each row of the frontier.
+    def level(self, likeliest: Likeliest, frontier: Frontier, step: Step) -> Level:
+        """The likeliest children of each row of the frontier as candidates.
 
-        `weights_BFV` are logs; one row of them serves all rows of the frontier (Medusa).
+        One row of children serves all rows of the frontier (Medusa).
         """
         rows = frontier.value_BF.shape[1]
-        weight_BFC, word_BFC = weights_BFV.topk(step.children, dim=2)
-        weight_BFC = weight_BFC.expand(-1, rows, -1)
+        weight_BFC = likeliest.weight_BFC.expand(-1, rows, -1)
         worth = self.plausible.worth((frontier.value_BF, frontier.plain_BF), weight_BFC)
-        value_BFC = self.pruning.pruned(worth.value_BFC, frontier.value_BF, weights_BFV)
+        value_BFC = self.pruning.pruned(worth.value_BFC, frontier.value_BF, likeliest.entropy_BF)
         value_BX = value_BFC.flatten(1)
         if step.kept_X is not None:
             value_BX = value_BX.masked_fill(~step.kept_X, -torch.inf)
         row_F1 = torch.arange(rows, device=value_BX.device)[:, None]
         return Level(
-            tokens_BX=self.words.targets(word_BFC).expand(-1, rows, -1).flatten(1),
+            tokens_BX=self.reader.words.targets(likeliest.word_BFC).expand(-1, rows, -1).flatten(1),
             parent_BX=frontier.index_BF[..., None].expand_as(value_BFC).flatten(1),
             row_BX=row_F1.expand_as(value_BFC).flatten(1),
             value_BX=value_BX,
@@ -104,8 +110,7 @@ class Growth:
     def __init__(self, grower: Grower, view: View) -> None:
         self.frontier = _root(view)
         self._grower = grower
-        self._law: Law = view.law
-        self._noise_BDV = grower.words.noise(view, len(grower.plan))
+        self._read = reading(grower.reader, view, len(grower.plan))
         self._levels: list[Level] = []
         self._size = 0
 
@@ -116,12 +121,8 @@ class Growth:
         """
         grower, depth = self._grower, len(self._levels)
         step = grower.plan[depth]
-        noise_BV = None if self._noise_BDV is None else self._noise_BDV[:, depth]
-        lawful_BFV = grower.words.lawful(logits_BFV, self._law)
-        weights_BFV = grower.plausible.log_weights(
-            lawful_BFV, self._law.temperature_B, noise_BV, depth + 1
-        )
-        level = grower.level(weights_BFV, self.frontier, step)
+        likeliest = self._read(logits_BFV, depth + 1, step.children)
+        level = grower.level(likeliest, self.frontier, step)
         self._levels.append(level)
         if step.rows:
             self.frontier = _narrow(level, self.frontier, step, self._size)

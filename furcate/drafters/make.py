@@ -10,6 +10,7 @@ from furcate.drafters.around import around_head, around_model, beside_matches
 from furcate.drafters.base import Drafter
 from furcate.drafters.draft_cache import Room
 from furcate.drafters.honoured import check_honoured
+from furcate.drafters.hybrid import HybridDrafter
 from furcate.drafters.manner import calibration_of
 from furcate.drafters.medusa import MedusaDrafter
 from furcate.drafters.ngram import NgramDrafter
@@ -20,13 +21,14 @@ from furcate.heads.exchange import read_head
 from furcate.heads.formats.detect import detect
 from furcate.heads.packing import pack
 from furcate.heads.store import shipped, shipped_heads
+from furcate.kernels.backend import TORCH, Kernels
 from furcate.kv.cache import CacheShape
 from furcate.models.decoder import Decoder
 from furcate.models.load import load_decoder
 from furcate.models.zoo import resolve
 from furcate.text.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["NAMES", "Setting", "make_drafter", "room_of"]
+__all__ = ["NAMES", "Setting", "kernels_in", "make_drafter", "room_of"]
 
 HEADS = ("eagle3", "mtp", "medusa", "eagle1")  # the best first
 NAMES = ("off", "ngram", *HEADS, "hybrid")
@@ -42,6 +44,8 @@ class Setting:
     cache: CacheShape  # of the target
     max_batch: int
     options: DraftOptions
+    kernels: Kernels = TORCH
+    home: Path | None = None  # of the target: its own module for multi-token prediction is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +59,11 @@ class Source:
 def make_drafter(which: str | Path, setting: Setting) -> Drafter:
     """The drafter called `which`.
 
-    "off"; "ngram"; a head that comes with furcate for this target ("eagle3", "mtp", ...); the
-    directory of a head; the name or path of a smaller model; "ngram+" and one of the last three,
-    "hybrid" being n-grams beside EAGLE-3. With `num_draft_tokens` 0 nothing is ever drafted; a
-    network is then looked for, not loaded.
+    "off"; "ngram"; a head that comes with furcate for this target ("eagle3", "mtp", ...), "mtp"
+    being the target's own where its directory holds one; the directory of a head, which may be the
+    target's; the name or path of a smaller model; "ngram+" and one of the last three, "hybrid"
+    being n-grams beside EAGLE-3. With `num_draft_tokens` 0 nothing is ever drafted; a network is
+    then looked for, not loaded.
 
     Raises BadRequest for what is not there, a model whose vocabulary is not the target's, and an
     option that this drafter would ignore; also what `resolve`, `load_decoder` and `read_head` do.
@@ -82,6 +87,13 @@ def make_drafter(which: str | Path, setting: Setting) -> Drafter:
     return beside_matches(matches, network, room_of(setting))
 
 
+def kernels_in(drafter: Drafter) -> Kernels | None:
+    """What a drafter's own network runs on; None: it has no network, or no keys of its own."""
+    if isinstance(drafter, HybridDrafter):
+        return kernels_in(drafter.network)
+    return drafter.cache.keys.kernels if isinstance(drafter, RecurrentDrafter) else None
+
+
 def room_of(setting: Setting) -> Room:
     """The sizes that a drafter with a network must follow."""
     return Room(
@@ -90,6 +102,7 @@ def room_of(setting: Setting) -> Room:
         page_size=setting.cache.page_size,
         vocab=setting.target.spec.vocab_size,
         device=setting.target.device,
+        kernels=setting.kernels,
     )
 
 
@@ -99,10 +112,12 @@ def _matches(options: DraftOptions, setting: Setting) -> NgramDrafter:
 
 def _find(which: str, setting: Setting) -> Source:
     """Where the network of that name or path is, checked as far as that can be without loading."""
+    if which == "mtp" and setting.home is not None and _holds_a_head(setting.home):
+        return Source(setting.home, is_head=True)
     if which in HEADS:
         return Source(_shipped(which, setting.tokenizer), is_head=True)
     folder = Path(which).expanduser()
-    if folder.is_dir() and _holds_a_head(folder):
+    if _holds_a_head(folder):
         return Source(folder, is_head=True)
     path = resolve(which)
     _check_same_tokens(which, load_tokenizer(path), setting.tokenizer)
@@ -110,7 +125,9 @@ def _find(which: str, setting: Setting) -> Source:
 
 
 def _holds_a_head(folder: Path) -> bool:
-    """Whether it holds a head of any known format, and not a model of its own."""
+    """Whether it holds a head of any known format, and not only a model of its own."""
+    if not folder.is_dir():
+        return False
     try:
         detect(folder)
     except Unsupported:

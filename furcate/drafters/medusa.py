@@ -41,10 +41,10 @@ class MedusaDrafter:
         self.pool = sum(step.candidates for step in manner.plan)
         spec = heads.spec
         words = Vocabulary(heads.token_D, min(room.vocab, spec.vocab_size))
-        self._grower = manner.grower(words, room.device)
+        dtype = next(heads.parameters()).dtype
+        self._grower = manner.grower(words, room.device, room.kernels.fitting(dtype))
         self.plausible = self._grower.plausible
         self._room = room
-        dtype = next(heads.parameters()).dtype
         self.states = StatePool(room.slots, spec.hidden_size, dtype, room.device)
 
     def keep(self, view: View, rows: Draft, features_BRF: Tensor) -> None:

@@ -1,6 +1,6 @@
 """Nodes that are not worth their row: caps and gates by entropy, and a least value.
 
-Legend: B requests, F frontier rows, C children of a row, V vocabulary.
+Legend: B requests, F frontier rows, C children of a row.
 """
 
 from __future__ import annotations
@@ -28,10 +28,19 @@ class Pruning:
     gamma: float | None = None
     least: float = 0.0
 
-    def pruned(self, value_BFC: Tensor, above_BF: Tensor, weights_BFV: Tensor) -> Tensor:
-        """The logs of the children's values, best first in every row; -inf where one is dropped."""
-        if self.kappa is not None or self.gamma is not None:
-            entropy_BF1 = _entropy(weights_BFV)[..., None]
+    @property
+    def asks_entropy(self) -> bool:
+        """Whether a cap or a gate is set."""
+        return self.kappa is not None or self.gamma is not None
+
+    def pruned(self, value_BFC: Tensor, above_BF: Tensor, entropy_BF: Tensor | None) -> Tensor:
+        """The logs of the children's values, best first in every row; -inf where one is dropped.
+
+        Needs the rows' entropies if it `asks_entropy`.
+        """
+        if self.asks_entropy:
+            assert entropy_BF is not None
+            entropy_BF1 = entropy_BF[..., None]
             if self.kappa is not None:
                 cap_BF1 = 1 + (self.kappa * (entropy_BF1.exp() - 1)).ceil()
                 rank_C = torch.arange(value_BFC.shape[2], device=value_BFC.device)
@@ -46,10 +55,3 @@ class Pruning:
 
 
 NO_PRUNING = Pruning()
-
-
-def _entropy(weights_BFV: Tensor) -> Tensor:
-    """Of each row's law, from its logs."""
-    chance_BFV = weights_BFV.exp()
-    entropy_BF: Tensor = -(chance_BFV * weights_BFV.clamp_min(-1e30)).sum(2)
-    return entropy_BF

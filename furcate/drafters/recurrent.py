@@ -15,7 +15,6 @@ from furcate.drafters.features import of_chain, of_path
 from furcate.drafters.vocabulary import Vocabulary
 from furcate.heads.recurrent import Recurrent
 from furcate.kernels.draft import Draft, Proposal, Verdict
-from furcate.kernels.tree_attention import Columns
 
 __all__ = ["RecurrentDrafter"]
 
@@ -43,7 +42,7 @@ class RecurrentDrafter:
         self.pool = sum(step.candidates for step in manner.plan)
         self.cache = DraftCache(network, room, sum(step.rows for step in manner.plan))
         words = Vocabulary(network.token_D, min(room.vocab, network.vocab))
-        self._grower = manner.grower(words, room.device)
+        self._grower = manner.grower(words, room.device, room.kernels.fitting(network.dtype))
         self.plausible = self._grower.plausible
         self._dummy = room.capacity
         # a round commits the accepted nodes and one more, and the last root's keys lay in scratch
@@ -68,7 +67,7 @@ class RecurrentDrafter:
         growth = self._grower.begin(view)
         for depth in range(self.depth):
             if depth:
-                out_BFC = self._below(view, growth.frontier, out_BFC, tail.columns, depth)
+                out_BFC = self._below(view, growth.frontier, out_BFC, depth)
             growth.branch(self._logits(out_BFC))
         return growth.proposal()
 
@@ -86,15 +85,11 @@ class RecurrentDrafter:
         """Follow the target's cache when it copies a shared page."""
         self.cache.copy_page(source, target)
 
-    def _below(
-        self, view: View, frontier: Frontier, out_BFC: Tensor, prefix: Columns, depth: int
-    ) -> Tensor:
+    def _below(self, view: View, frontier: Frontier, out_BFC: Tensor, depth: int) -> Tensor:
         """Outputs at the frontier's rows, `depth` below the roots; `out` are those above them."""
         row_BFC = frontier.row_BF[..., None].expand(-1, -1, out_BFC.shape[2])
         position_BF = (view.length_B[:, None] + depth).expand(-1, frontier.row_BF.shape[1])
-        rows = Pass(
-            frontier.tokens_BF, position_BF, self.cache.below(view, prefix, frontier.seen_BFN)
-        )
+        rows = Pass(frontier.tokens_BF, position_BF, self.cache.below(view, frontier.seen_BFN))
         return self._score_with(out_BFC.gather(1, row_BFC), rows)
 
     def _score(self, view: View, rows: Pass) -> Tensor:
@@ -108,7 +103,7 @@ class RecurrentDrafter:
             known_T,
             state_BRC.flatten(0, 1),
             rows.position_BR.flatten(),
-            self.cache.attend(rows.columns),
+            self.cache.attend(rows.sight),
         )
         return out_TC.view(*rows.tokens_BR.shape, -1)
 

@@ -12,11 +12,14 @@ from furcate.config import DraftOptions, EngineOptions
 from furcate.drafters.base import Drafter
 from furcate.drafters.make import Setting, make_drafter
 from furcate.engine.asking import Limits
+from furcate.engine.graphs import CudaRecorder, Graphs
+from furcate.engine.player import Eager, Player
 from furcate.engine.round import Round
 from furcate.engine.scheduler import Scheduler
 from furcate.engine.state import State, StateShape
 from furcate.engine.target import Target
 from furcate.errors import BadFile, BadRequest, Unsupported
+from furcate.kernels.backend import kernels_of
 from furcate.kv.book import PageBook
 from furcate.kv.cache import CacheShape, PagedCache
 from furcate.models.decoder import Decoder
@@ -39,6 +42,7 @@ class Built:
     options: EngineOptions
     limits: Limits
     round: Round
+    player: Player
     scheduler: Scheduler
     adaptive: bool
 
@@ -54,7 +58,7 @@ def load(
     decoder = load_decoder(path, dtype, device)
     if decoder.can_pack:
         decoder.pack()
-    return build(decoder, tokenizer, drafter, options, draft)
+    return build(decoder, tokenizer, drafter, options, draft, home=path)
 
 
 def build(
@@ -63,8 +67,13 @@ def build(
     drafter: str | Path | Drafter,
     options: EngineOptions,
     draft: DraftOptions,
+    *,
+    home: Path | None = None,
 ) -> Built:
-    """An engine's parts around a decoder; `drafter` is a name, a path, or a Drafter itself."""
+    """An engine's parts around a decoder; `drafter` is a name, a path, or a Drafter itself.
+
+    `home` is where the target came from.
+    """
     _check_vocabulary(decoder, tokenizer)
     context = _context(options, decoder.spec.max_position)
     pages = -(-_kv_tokens(options, decoder, context) // options.page_size)
@@ -75,8 +84,9 @@ def build(
         pages=pages,
         page_size=options.page_size,
     )
-    cache = PagedCache(shape, decoder.dtype, decoder.device)
-    setting = Setting(decoder, tokenizer, shape, options.max_batch, draft)
+    kernels = kernels_of(decoder.device)
+    cache = PagedCache(shape, decoder.dtype, decoder.device, kernels)
+    setting = Setting(decoder, tokenizer, shape, options.max_batch, draft, kernels, home)
     guess = make_drafter(drafter, setting) if isinstance(drafter, str | Path) else drafter
     most_nodes = _most_nodes(draft, guess)
     state = State(
@@ -96,14 +106,23 @@ def build(
         _copier(cache, guess),
         in_runs=decoder.device.type == "cpu",  # whose attention reads a run in place
     )
+    round_ = Round(state, Target(decoder, cache, guess.layers), guess, most_nodes)
     return Built(
         tokenizer=tokenizer,
         options=options,
         limits=Limits(decoder.spec.vocab_size, context, tokenizer.eos_ids),
-        round=Round(state, Target(decoder, cache, guess.layers), guess, most_nodes),
+        round=round_,
+        player=_player(round_, options),
         scheduler=Scheduler(book, options.max_batch, options.prefill_chunk),
         adaptive=draft.adaptive,
     )
+
+
+def _player(round_: Round, options: EngineOptions) -> Player:
+    """Recordings where the device has them; its own kernels never wait for the host."""
+    if round_.state.device.type == "cuda" and options.graphs:
+        return Graphs(round_, CudaRecorder())
+    return Eager(round_)
 
 
 def _check_vocabulary(decoder: Decoder, tokenizer: Tokenizer) -> None:

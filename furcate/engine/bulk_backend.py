@@ -6,13 +6,14 @@ Legend: B rows, P pages of a row, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from furcate.kernels.tree_attention import Places, lay_out
+from furcate.kernels.tree_attention import Places, behind
 from furcate.kv.cache import PagedCache
 from furcate.models.decoder import Attend, Decoder
 from furcate.verify.law import Law, Needs, plain_rows
@@ -68,8 +69,9 @@ class _Reference:
     def attend(self, at_B: Tensor) -> Attend:
         one_B = torch.ones_like(at_B)
         places = row_places(self._cache, self._batch, at_B)
-        columns = lay_out(places, one_B[:, None], one_B, self._cache.k_LSKD.dtype)
-        return self._cache.attend(columns, self._heads)
+        # columns behind the longest row are nobody's yet; here they would be gathered all the same
+        places = replace(places, columns=int(at_B.max()) + 1)
+        return self._cache.attend(behind(places, one_B[:, None], one_B), self._heads)
 
     def choose(self, logits_BV: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
         temperature_B, seed_B, position_B = sampling

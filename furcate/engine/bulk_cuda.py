@@ -6,15 +6,17 @@ Legend: B rows, P pages of a row, V vocabulary, H query heads, K key heads, D he
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from furcate.engine.bulk_backend import Sampling, row_places
 from furcate.errors import Unsupported
+from furcate.kernels.draws import Draws
 from furcate.kernels.sample_triton import sample
-from furcate.kernels.tree_attention import Keys
-from furcate.kernels.tree_attention_triton import Seen, tree_attention
+from furcate.kernels.tree_attention import Keys, Sight
+from furcate.kernels.tree_attention_triton import tree_attention
 from furcate.kv.cache import PagedCache
 from furcate.models.decoder import Attend, Decoder
 
@@ -34,22 +36,25 @@ class Cuda:
         self._zero_B = torch.zeros_like(self._places.length_B)
 
     def attend(self, at_B: Tensor) -> Attend:
-        table_BP, page_size = self._places.table_BP, self._places.page_size
-        write_B = table_BP[:, 0] * page_size + at_B  # a row's pages follow one another
-        seen = Seen(table_BP, at_B, self._one_B[:, None], self._one_B, page_size)
+        places = replace(self._places, length_B=at_B)
+        # a row's pages follow one another
+        write_B = places.table_BP[:, 0] * places.page_size + at_B
+        sight = Sight(places, write_B[:, None], self._one_B[:, None], self._one_B)
 
         def attend(layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
             keys = Keys(self._cache.k_LSKD[layer], self._cache.v_LSKD[layer])
             keys.k_SKD.index_copy_(0, write_B, k_TKD)
             keys.v_SKD.index_copy_(0, write_B, v_TKD)
-            return tree_attention(q_THD, keys, seen)
+            return tree_attention(q_THD, keys, sight)
 
         return attend
 
     def choose(self, logits_BV: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
         temperature_B, seed_B, position_B = sampling
         broken_B = torch.empty_like(seed_B, dtype=torch.bool)
-        token_B = sample(logits_BV, temperature_B, seed_B, position_B, self._zero_B, broken_B)
+        token_B = sample(
+            logits_BV, Draws(temperature_B, seed_B, self._zero_B, position_B), broken_B
+        )
         return token_B, broken_B
 
     def ready(self, step: Callable[[], None]) -> Callable[[], None]:

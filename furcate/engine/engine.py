@@ -54,8 +54,12 @@ class Engine:
         Args:
             target: a name known to furcate ("smollm2-135m"), a directory with safetensors, a
                 GGUF file, or a hub name that lies in the local Hugging Face cache.
-            drafter: "ngram", "off", or another (small) model with the same tokenizer.
-            draft: how drafts are made, see `DraftOptions`.
+            drafter: "ngram"; "off"; a head that comes with furcate for this target: "eagle3",
+                "mtp" (the target's own where its directory holds one) or "medusa"; the directory
+                of a head in any known format; another (small) model with the same tokenizer;
+                "ngram+" and a head or model, both in one tree; "hybrid" is "ngram+eagle3".
+            draft: how drafts are made, see `DraftOptions`; an option that the drafter would ignore
+                is refused.
             **options: `dtype`, `device` and whatever else `EngineOptions` names.
 
         Raises:

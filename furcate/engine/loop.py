@@ -14,9 +14,10 @@ from furcate.engine.answer import Answer, Taken
 from furcate.engine.asking import settle
 from furcate.engine.budget import Budget, Patience
 from furcate.engine.build import Built
+from furcate.engine.emitted import Emitted, Told
 from furcate.engine.outputs import Choice, Piece, TokenLogprob
 from furcate.engine.request import Phase, Request
-from furcate.engine.round import Batch, Emitted
+from furcate.engine.round import Batch
 from furcate.engine.scheduler import Chunk
 from furcate.engine.target import Span, chain
 from furcate.engine.watch import Watch
@@ -38,6 +39,7 @@ class Loop:
 
     def __init__(self, built: Built) -> None:
         self.round = built.round
+        self.player = built.player
         self.state = built.round.state
         self.scheduler = built.scheduler
         self.tokenizer = built.tokenizer
@@ -69,10 +71,12 @@ class Loop:
 
     def warm_up(self, params: SamplingParams) -> None:
         """Learn ahead what small rounds of this kind cost, so that no request waits for it."""
+        needs = needs_of([params], self.limits.vocab)
         if self.budget.adaptive and self.budget.most_nodes:
-            costs = self.budget.costs(needs_of([params], self.limits.vocab))
             for rows in WARM_ROWS:
-                costs.of(rows)
+                self.budget.costs(needs).of(rows)
+        elif self.player.records:
+            self._probe(needs, self.budget.rows(needs, []))
 
     def drain(self) -> list[Piece]:
         """What may be shown since the last call."""
@@ -135,7 +139,7 @@ class Loop:
         if chunk.end == request.committed - 1:
             request.phase = Phase.DECODE
             self.scheduler.share_prompt(request)
-            batch = self._batch([request], 1, needs)
+            batch = self._batch([request], 1, needs).on(state.device)
             request.gains = self.round.propose(batch)[0].tolist()
         request.stats.prefill_seconds += time.perf_counter() - began
 
@@ -149,12 +153,15 @@ class Loop:
         for request in players:
             self.state.set_pages(request.slot, request.pages.numbers)
         batch = replace(self._batch(players, rows, needs), propose=self._asks(players, rows))
-        emitted = self.round.play(batch).on_host()
+        emitted = self.player.play(batch)
         seconds = time.perf_counter() - began
         if batch.propose == (rows > 1 or self.round.drafter.light):
             self.budget.observe(needs, rows * len(players), seconds)
-        for b, request in enumerate(players):
-            self._take(request, emitted, b, seconds)
+        for b, told in enumerate(emitted.told()[: len(players)]):
+            request = players[b]
+            params = request.ask.params
+            logprobs = _logprobs_of(emitted, b, told.tokens, params) if params.logprobs else []
+            self._take(request, told, logprobs, seconds)
 
     def _asks(self, players: list[Request], rows: int) -> bool:
         """Whether the drafter is asked after this round; if so it is told what it has missed."""
@@ -185,32 +192,31 @@ class Loop:
         self._read_up(request)
         self.state.release(request.slot)
 
-    def _take(self, request: Request, emitted: Emitted, b: int, seconds: float) -> None:
+    def _take(
+        self, request: Request, told: Told, logprobs: list[TokenLogprob], seconds: float
+    ) -> None:
         """Note what one request got out of a round."""
         stats = request.stats
         stats.rounds += 1
         stats.decode_seconds += seconds
-        tokens = emitted.tokens_BD[b, : int(emitted.count_B[b])].tolist()
-        accepted = int(emitted.accepted_B[b])
-        stats.drafted += int(emitted.drafted_B[b])
-        stats.accepted += accepted
-        stats.off_likeliest_path += accepted >= 3 and bool(emitted.strayed_B[b])
-        stats.saw(accepted, bool(emitted.offered_B[b]))
-        self.watch.note(int(emitted.drafted_B[b]), len(tokens))
+        stats.drafted += told.drafted
+        stats.accepted += told.accepted
+        stats.off_likeliest_path += told.accepted >= 3 and told.strayed
+        stats.saw(told.accepted, told.offered)
+        self.watch.note(told.drafted, len(told.tokens))
         answer = self._answers[request]
-        taken = answer.take(tokens, Finish(int(emitted.finish_B[b])))
-        broken = taken.finish_reason is None and bool(emitted.broken_B[b])
+        taken = answer.take(told.tokens, Finish(told.finish))
+        broken = taken.finish_reason is None and told.broken
         if broken:
             taken = answer.end("error", after=taken)
-        kept = tokens[: taken.tokens]
+        kept = told.tokens[: taken.tokens]
         stats.tokens += len(kept)
         request.cached += len(kept)
         request.output.extend(kept)
-        request.gains = emitted.gain_BN[b].tolist()
+        request.gains = told.gains
         if request.gains:  # whoever proposes has seen all that is committed
             request.read = request.cached
-        if request.ask.params.logprobs:
-            request.logprobs.extend(_logprobs_of(emitted, b, kept, request.ask.params))
+        request.logprobs.extend(logprobs[: len(kept)])
         if broken:
             request.cached = 0  # its keys may be broken too: nobody may continue from them
         self._deliver(request, kept, taken, BROKEN if broken else None)
@@ -264,8 +270,8 @@ class Loop:
             most = min(p.top_logprobs, self.limits.vocab)
             top[p.logprobs_mode] = max(top[p.logprobs_mode], most)
         return Batch(
-            slot_B=self._on_device([request.slot for request in players]),
-            allowance_B=self._on_device([rows] * len(players)),
+            slot_B=torch.tensor([request.slot for request in players]),
+            allowance_B=torch.tensor([rows] * len(players)),
             rows=rows,
             columns=longest + rows,
             run=self._run_of(players),
@@ -283,19 +289,21 @@ class Loop:
 
     @torch.inference_mode()
     def _probe(self, needs: Needs, rows: int) -> float:
-        """Seconds of a round of `rows` rows, played by nobody on the scratch page."""
+        """Seconds of a round of `rows` rows in total, played by nobody on the scratch page."""
+        each = min(rows, self.budget.buckets[-1])
+        players = min(-(-rows // each), self.state.shape.capacity)
         batch = Batch(
-            slot_B=self._on_device([self.state.dummy]),
-            allowance_B=self._on_device([rows]),
-            rows=rows,
-            columns=rows + 1,
+            slot_B=torch.tensor([self.state.dummy] * players),
+            allowance_B=torch.tensor([each] * players),
+            rows=each,
+            columns=each + 1,
             needs=needs,
             propose=rows > 1 or self.round.drafter.light,
         )
         times: list[float] = []
         for _ in range(PROBES):
             began = time.perf_counter()
-            self.round.play(batch).on_host()
+            self.player.play(batch)
             times.append(time.perf_counter() - began)
         return min(times[1:])
 

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from furcate.drafters.base import Drafter, View
+from furcate.engine.emitted import Emitted
 from furcate.engine.state import State
 from furcate.engine.target import Span, Target
 from furcate.kernels.draft import Draft
-from furcate.kernels.select import gains, lone_roots, select
+from furcate.kernels.select import gains, lone_roots
 from furcate.verify.coupled import verify
 from furcate.verify.law import Needs, Rows
-from furcate.verify.logprobs import Logprobs, processed_logprobs, raw_logprobs
+from furcate.verify.logprobs import processed_logprobs, raw_logprobs
 from furcate.verify.stops import Cut, truncate
 
 __all__ = ["Batch", "Emitted", "Round"]
@@ -40,39 +41,10 @@ class Batch:
     raw_top: int | None = None  # likeliest tokens to report of the model's own law; None: nothing
     processed_top: int | None = None  # the same of the law as sampled
 
-
-@dataclass(frozen=True, slots=True)
-class Emitted:
-    """What the host reads once a round has ended."""
-
-    tokens_BD: Tensor
-    count_B: Tensor
-    accepted_B: Tensor
-    finish_B: Tensor  # a `Finish`
-    drafted_B: Tensor
-    offered_B: Tensor  # bool: the accepted path had a further child to try
-    strayed_B: Tensor  # bool: the accepted path was not the likeliest
-    broken_B: Tensor  # bool: the target's logits allow no choice
-    gain_BN: Tensor  # acceptance probabilities of the next draft's nodes, best first
-    raw: Logprobs | None
-    processed: Logprobs | None
-
-    def on_host(self) -> Emitted:
-        """The same on the host: the one place where a round waits for the device."""
-        return replace(
-            self,
-            tokens_BD=self.tokens_BD.cpu(),
-            count_B=self.count_B.cpu(),
-            accepted_B=self.accepted_B.cpu(),
-            finish_B=self.finish_B.cpu(),
-            drafted_B=self.drafted_B.cpu(),
-            offered_B=self.offered_B.cpu(),
-            strayed_B=self.strayed_B.cpu(),
-            broken_B=self.broken_B.cpu(),
-            gain_BN=self.gain_BN.cpu(),
-            raw=None if self.raw is None else self.raw.on_host(),
-            processed=None if self.processed is None else self.processed.on_host(),
-        )
+    def on(self, device: torch.device) -> Batch:
+        """The same with its tensors on a device."""
+        slot_B, allowance_B = self.slot_B.to(device), self.allowance_B.to(device)
+        return replace(self, slot_B=slot_B, allowance_B=allowance_B)
 
 
 class Round:
@@ -83,13 +55,14 @@ class Round:
         self.target = target
         self.drafter = drafter
         self.most_nodes = most_nodes
+        self.kernels = target.cache.kernels
 
     def play(self, batch: Batch) -> Emitted:
         """Play one round; the state is committed and the next draft proposed."""
         view = self.state.view(batch.slot_B, batch.columns, batch.needs)
         draft = self._draft(view, batch)
         scored = self.target.score(view, draft, Span(batch.columns - 1, batch.run))
-        verified = verify(scored.logits_BRV, view.law, self._rows(view, draft))
+        verified = verify(scored.logits_BRV, view.law, self._rows(view, draft), self.kernels)
         cut = truncate(verified.verdict, view.law, self.state.room(view))
         self._commit(view, scored.slot_BR, cut)
         self.drafter.learn(view, draft, verified.verdict, scored.features_BRF)
@@ -136,7 +109,8 @@ class Round:
         root_B = view.tokens_BW.gather(1, view.length_B[:, None])[:, 0]
         if batch.rows == 1:
             return lone_roots(root_B)
-        return select(self.state.proposed(batch.slot_B), root_B, batch.rows, batch.allowance_B)
+        proposal = self.state.proposed(batch.slot_B)
+        return self.kernels.select(proposal, root_B, batch.rows, batch.allowance_B)
 
     def _rows(self, view: View, draft: Draft) -> Rows:
         depth = min(self.drafter.depth, draft.tokens_BR.shape[1] - 1)

@@ -50,10 +50,11 @@ class State:
         self.finish_C = self._ints(slots)
         self.table_CP = self._ints(slots, shape.pages)
         self.stop_CS = self._ints(slots, MAX_STOP_IDS) - 1
-        self.floats_CF = torch.ones(slots, len(FLOATS), device=device)
-        self.ints_CI = self._ints(slots, len(INTS))
+        self.floats_FC = torch.ones(len(FLOATS), slots, device=device)
+        self.ints_IC = self._ints(len(INTS), slots)
         self.finish_C[self.dummy] = 1
         self._dense: dict[str, Tensor] = {}
+        self._pages: dict[int, list[int]] = {}  # what the device knows of `table_CP`
         self.proposal = self._no_proposal(slots)
 
     def admit(self, slot: int, request: Request) -> None:
@@ -63,7 +64,7 @@ class State:
         self.tokens_CW[slot, : len(tokens)] = tokens
         self.length_C[slot] = request.cached
         self.finish_C[slot] = 0
-        self.floats_CF[slot] = torch.tensor(
+        self.floats_FC[:, slot] = torch.tensor(
             [
                 params.temperature,
                 params.top_p,
@@ -76,19 +77,24 @@ class State:
         top_k = params.top_k if params.top_k > 0 else self.shape.vocab
         seed = ask.seed - (1 << 64) if ask.seed >= 1 << 63 else ask.seed
         counted = [top_k, seed, request.index, params.min_tokens, len(ask.prompt), ask.limit]
-        self.ints_CI[slot] = torch.tensor(counted)
+        self.ints_IC[:, slot] = torch.tensor(counted)
         self.stop_CS[slot] = -1
         self.stop_CS[slot, : len(ask.stop_ids)] = torch.tensor(ask.stop_ids, dtype=torch.int64)
         self.proposal.value_BP[slot] = -torch.inf
         self._admit_dense(slot, request)
 
     def set_pages(self, slot: int, pages: list[int]) -> None:
-        """Tell the device which pages the request in `slot` owns."""
-        self.table_CP[slot, : len(pages)] = torch.tensor(pages, dtype=torch.int64)
-        self.table_CP[slot, len(pages) :] = 0
+        """Tell the device which pages the request in `slot` owns, if it does not know already."""
+        if self._pages.get(slot) == pages:
+            return
+        self._pages[slot] = list(pages)
+        row_P = torch.zeros(self.shape.pages, dtype=torch.int64)
+        row_P[: len(pages)] = torch.tensor(pages, dtype=torch.int64)
+        self.table_CP[slot].copy_(row_P, non_blocking=True)
 
     def release(self, slot: int) -> None:
         """Nobody is in `slot` any more: its rows write to the scratch page only."""
+        self._pages.pop(slot, None)
         self.table_CP[slot] = 0
         self.finish_C[slot] = 1
         self.length_C[slot] = 0
@@ -106,7 +112,7 @@ class State:
 
     def room(self, view: View) -> Tensor:
         """Tokens each request may still emit; 0 once it is finished: int64 [B]."""
-        limit_B = self.ints_CI[view.slot_B, INTS.index("limit")]
+        limit_B = self.ints_IC[INTS.index("limit"), view.slot_B]
         room_B = limit_B - view.length_B - 1
         return torch.where(self.finish_C[view.slot_B] > 0, 0, room_B)
 
@@ -148,8 +154,8 @@ class State:
             p.tag_BP[slot_B] = torch.zeros_like(new.tokens_BP) if new.tag_BP is None else new.tag_BP
 
     def _law(self, slot_B: Tensor, length_B: Tensor, needs: Needs) -> Law:
-        floats = dict(zip(FLOATS, self.floats_CF[slot_B].unbind(1), strict=True))
-        ints = dict(zip(INTS, self.ints_CI[slot_B].unbind(1), strict=True))
+        floats = dict(zip(FLOATS, self.floats_FC[:, slot_B].unbind(0), strict=True))
+        ints = dict(zip(INTS, self.ints_IC[:, slot_B].unbind(0), strict=True))
         dense = self._dense
         return Law(
             temperature_B=floats["temperature"],
@@ -164,8 +170,8 @@ class State:
             min_tokens_B=ints["min_tokens"],
             output_B=length_B + 1 - ints["prompt"],
             stop_BS=self.stop_CS[slot_B],
-            bias_BV=dense["bias"][slot_B] if "bias" in dense else None,
-            allowed_BV=dense["allowed"][slot_B] if "allowed" in dense else None,
+            bias_BV=dense["bias"][slot_B] if needs.bias else None,
+            allowed_BV=dense["allowed"][slot_B] if needs.allowed else None,
             prompt_BV=dense["prompt"][slot_B] if needs.penalties else None,
             counts_BV=dense["counts"][slot_B] if needs.penalties else None,
             needs=needs,

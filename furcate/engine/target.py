@@ -12,7 +12,7 @@ from torch import Tensor
 
 from furcate.drafters.base import View
 from furcate.kernels.draft import Draft
-from furcate.kernels.tree_attention import Columns, Places, lay_out
+from furcate.kernels.tree_attention import Places, Sight, behind
 from furcate.kv.cache import PagedCache
 from furcate.models.decoder import Decoder, States
 
@@ -46,12 +46,12 @@ class Target:
 
     def score(self, view: View, draft: Draft, span: Span) -> Scored:
         """One pass over all rows; row r of request b stands at position length[b] + depth."""
-        states, layout = self._pass(view, draft, span)
+        states, sight = self._pass(view, draft, span)
         logits_TV = self.decoder.logits(states.last_TC)
         shape = draft.tokens_BR.shape
         return Scored(
             logits_TV.view(*shape, -1),
-            layout.write_T.view(shape),
+            sight.write_T.view(shape),
             states.features_TF.view(*shape, states.features_TF.shape[1]),
         )
 
@@ -60,18 +60,17 @@ class Target:
         features_TF = self._pass(view, draft, span)[0].features_TF
         return features_TF.view(*draft.tokens_BR.shape, features_TF.shape[1])
 
-    def _pass(self, view: View, draft: Draft, span: Span) -> tuple[States, Columns]:
+    def _pass(self, view: View, draft: Draft, span: Span) -> tuple[States, Sight]:
         places = Places(
             view.table_BS, view.length_B, self.cache.shape.page_size, span.columns, span.run
         )
-        dtype = self.cache.k_LSKD.dtype
-        layout = lay_out(places, draft.end_BR, draft.live_B, dtype)
+        sight = behind(places, draft.end_BR, draft.live_B)
         position_BR = view.length_B[:, None] + draft.depth_BR
-        attend = self.cache.attend(layout, self.decoder.spec.num_heads)
+        attend = self.cache.attend(sight, self.decoder.spec.num_heads)
         states = self.decoder.states(
             draft.tokens_BR.flatten(), position_BR.flatten(), attend, self.layers
         )
-        return states, layout
+        return states, sight
 
 
 def chain(tokens_BR: Tensor, live_B: Tensor) -> Draft:

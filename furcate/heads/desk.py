@@ -20,13 +20,13 @@ from furcate.heads.exchange import (
     open_head,
 )
 from furcate.heads.formats.detect import FORMATS, NATIVE, Format, format_named
-from furcate.heads.formats.mtp import TARGET_KEYS
 from furcate.heads.held import Held
 from furcate.heads.spec_json import spec_to_json
 from furcate.heads.store import SHIPPED, ShippedHead, is_native, read_native, shipped_heads
 from furcate.models.decoder import Decoder
 from furcate.models.hf import read_json
 from furcate.models.hf_config import spec_from_hf_config
+from furcate.models.hf_module import without_module
 from furcate.models.load import load_decoder
 from furcate.models.zoo import cache_dir, known_models, resolve
 from furcate.text.tokenizer import load_tokenizer
@@ -72,9 +72,7 @@ def target_of(name: str, verifier: str | None = None) -> Target:
         return load_decoder(path, dtype, _CPU)
 
     if path.is_dir():
-        config = read_json(path / "config.json")
-        plain = {key: value for key, value in config.items() if key not in TARGET_KEYS}
-        spec = spec_from_hf_config(plain)
+        spec = spec_from_hf_config(without_module(read_json(path / "config.json")))
     else:
         spec = load(torch.float32).spec
     fingerprint = load_tokenizer(path).fingerprint()

@@ -5,6 +5,8 @@ Legend: B requests, R rows, D deepest level, W words of 32 rows.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -15,7 +17,7 @@ __all__ = ["accept", "accept_words", "ancestor_words"]
 WORD = 32
 
 
-def accept(draft: Draft, choice_BR: Tensor, depth: int) -> Verdict:
+def accept(draft: Draft, choice_BR: Tensor, depth: int, broken_BR: Tensor | None = None) -> Verdict:
     """Walk each tree along the choices, all nodes at once.
 
     A node matches if its token is the choice of its parent; it is reached if it and all its
@@ -25,6 +27,8 @@ def accept(draft: Draft, choice_BR: Tensor, depth: int) -> Verdict:
         draft: B trees; pads are told by their index alone.
         choice_BR: int64, the target's choice at each row.
         depth: D, at least the deepest level of any node.
+        broken_BR: bool, rows where nothing could be chosen. Where the path meets one, `count` ends
+            before it and is at most `accepted`.
     """
     slot_R = _slots(draft)
     match_BR = _matches(draft, choice_BR)
@@ -32,7 +36,8 @@ def accept(draft: Draft, choice_BR: Tensor, depth: int) -> Verdict:
     reached_BR = (~path_BRR | match_BR[:, None, :]).all(-1)
     last_B1 = _deepest(draft, reached_BR)
     on_path_BR = (slot_R <= last_B1) & (last_B1 < draft.end_BR)
-    return _verdict(draft, choice_BR, last_B1, on_path_BR, depth)
+    verdict = _verdict(draft, choice_BR, last_B1, on_path_BR, depth)
+    return verdict if broken_BR is None else _cut(verdict, broken_BR)
 
 
 def accept_words(words_BRW: Tensor, draft: Draft, choice_BR: Tensor, depth: int) -> Verdict:
@@ -73,6 +78,13 @@ def _deepest(draft: Draft, reached_BR: Tensor) -> Tensor:
     slot_R = _slots(draft)
     rank_BR = draft.depth_BR * len(slot_R) + (len(slot_R) - 1 - slot_R)  # no two alike
     return torch.where(reached_BR, rank_BR, -1).argmax(-1, keepdim=True)
+
+
+def _cut(verdict: Verdict, broken_BR: Tensor) -> Verdict:
+    """The tokens before the first broken row are those of plain decoding, which ends there too."""
+    sound_BD = ~broken_BR.gather(1, verdict.path_BD)
+    sound_B = sound_BD.long().cumprod(1).sum(1)
+    return replace(verdict, count_B=torch.minimum(verdict.count_B, sound_B))
 
 
 def _ballot(vote: Tensor) -> Tensor:

@@ -6,33 +6,22 @@ C children of a row padded to a power of two, M merged candidates.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from furcate.kernels.draft_head import Children, Scale
+from furcate.kernels.draws import Draws
 from furcate.kernels.noise_triton import gumbel, words_at, words_of_blocks
 
-__all__ = ["Draws", "draft_head"]
+__all__ = ["draft_head"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_MOST = 16  # children of a row
+_MOST = 64  # children of a row
 _BLOCKS = 256  # of a tile
 _NOBODY = tl.constexpr(-(2**63))
 _LEAST = tl.constexpr(-1e30)  # a log that is still a number: 0 times it is 0
-
-
-@dataclass(frozen=True, slots=True)
-class Draws:
-    """Whose noise each row sees: that of the position which its children would take."""
-
-    temperature_N: Tensor  # float32; at 0 no noise is drawn
-    seed_N: Tensor  # int64, the bit pattern of the 64-bit request seeds
-    position_N: Tensor  # int64
-    choice_N: Tensor  # int64, index of the choice among the request's `n`
 
 
 def draft_head(
@@ -43,28 +32,33 @@ def draft_head(
     Args:
         logits_NV: float32, bfloat16 or float16; entries of a row lie dense. Columns past the
             length of `token_V` do not count.
-        draws: the noise, keyed by the target's ids.
+        draws: the noise at the position that each row's children would take, keyed by the
+            target's ids.
         scale: of the depth.
-        count: C, at most 16.
+        count: C, at most 64.
         token_V: int64, the target's id of each draft id; None: they are the same.
     """
     rows = logits_NV.shape[0]
     vocab = logits_NV.shape[1] if token_V is None else len(token_V)
     assert logits_NV.dtype in _DTYPES and logits_NV.stride(1) == 1
     assert 1 <= count <= min(_MOST, vocab) and vocab <= logits_NV.shape[1]
+    assert rows == len(draws.position_T) and rows % len(draws.seed_B) == 0
+    assert draws.dense
+    each = rows // len(draws.seed_B)
     tiles = triton.cdiv(vocab, 4 * _BLOCKS)
     lanes = max(2, triton.next_power_of_2(count))
-    key_NXC = draws.seed_N.new_empty((rows, tiles, lanes))
-    sums_NX3 = draws.temperature_N.new_empty((rows, tiles, 3))
+    key_NXC = draws.seed_B.new_empty((rows, tiles, lanes))
+    sums_NX3 = draws.temperature_B.new_empty((rows, tiles, 3))
     _best_of_tile[(rows, tiles)](
         logits_NV,
         token_V,
-        draws.temperature_N,
-        draws.seed_N,
-        draws.position_N,
-        draws.choice_N,
+        draws.temperature_B,
+        draws.seed_B,
+        draws.choice_B,
+        draws.position_T,
         key_NXC,
         sums_NX3,
+        each,
         vocab,
         logits_NV.stride(0),
         scale.beta,
@@ -75,16 +69,17 @@ def draft_head(
         num_warps=4,
         enable_fp_fusion=False,  # scores round as the torch path has them
     )
-    word_NC = draws.seed_N.new_empty((rows, count))
-    weight_NC = draws.temperature_N.new_empty((rows, count))
-    entropy_N = draws.temperature_N.new_empty(rows)
+    word_NC = draws.seed_B.new_empty((rows, count))
+    weight_NC = draws.temperature_B.new_empty((rows, count))
+    entropy_N = draws.temperature_B.new_empty(rows)
     _best_of_row[(rows,)](
         key_NXC,
         sums_NX3,
-        draws.temperature_N,
+        draws.temperature_B,
         word_NC,
         weight_NC,
         entropy_N,
+        each,
         tiles,
         count,
         scale.sigma,
@@ -102,10 +97,11 @@ def _best_of_tile(
     token_ptr,
     temperature_ptr,
     seed_ptr,
-    position_ptr,
     choice_ptr,
+    position_ptr,
     key_ptr,
     sums_ptr,
+    each,
     vocab,
     stride,
     beta,
@@ -117,16 +113,17 @@ def _best_of_tile(
     """Of one tile: the best C as sort keys, the best score, and the sums that make a law of all."""
     row = tl.program_id(0)
     tile = tl.program_id(1)
-    temperature = tl.load(temperature_ptr + row)
+    request = row // each
+    temperature = tl.load(temperature_ptr + request)
     block_Q = tile * Q + tl.arange(0, Q)
     word_Q4 = block_Q[:, None] * 4 + tl.arange(0, 4)
     used_Q4 = word_Q4 < vocab
     logits_ptr += row.to(tl.int64) * stride
     score_Q4 = tl.load(logits_ptr + word_Q4, mask=used_Q4, other=0.0).to(tl.float32) * beta
     if temperature > 0:
-        seed = tl.load(seed_ptr + row)
+        seed = tl.load(seed_ptr + request)
+        choice = tl.load(choice_ptr + request)
         position = tl.load(position_ptr + row)
-        choice = tl.load(choice_ptr + row)
         if token_ptr is None:
             random_Q4 = words_of_blocks(seed, position, choice, block_Q)
         else:
@@ -159,6 +156,7 @@ def _best_of_row(
     word_ptr,
     weight_ptr,
     entropy_ptr,
+    each,
     tiles,
     count,
     sigma,
@@ -177,7 +175,7 @@ def _best_of_row(
     best_X = tl.load(sums_X, mask=x_X < tiles, other=float("-inf"))
     sum_X = tl.load(sums_X + 1, mask=x_X < tiles, other=0.0)
     part_X = tl.load(sums_X + 2, mask=x_X < tiles, other=0.0)
-    spread = tl.maximum(sigma * tl.load(temperature_ptr + row), floor)
+    spread = tl.maximum(sigma * tl.load(temperature_ptr + row // each), floor)
     best = tl.max(best_X, 0)
     behind_X = tl.where(best_X == float("-inf"), float("-inf"), (best_X - best) / spread)
     share_X = tl.exp(behind_X)

@@ -1,7 +1,7 @@
 """The target's choice in Triton: the argmax of logits + T * noise, with noise drawn on the fly.
 
-Twin of `verify.process` where no filter, penalty, mask or bias is set. Legend: B rows, V
-vocabulary, S shares of it, Q blocks of four tokens.
+Twin of `verify.process` where no filter, penalty, mask or bias is set. Legend: B requests,
+T rows, V vocabulary, S shares of it, Q blocks of four tokens.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from furcate.kernels.draws import Draws
 from furcate.kernels.noise_triton import ceiling, gumbel, words_of_blocks
 
 __all__ = ["sample"]
@@ -21,55 +22,48 @@ _BLOCKS = 256  # in a tile: 64 registers a thread, so that 1,024 rows run at onc
 _NO_TOKEN = tl.constexpr(2**31 - 1)
 
 
-def sample(
-    logits_BV: Tensor,
-    temperature_B: Tensor,
-    seed_B: Tensor,
-    position_B: Tensor,
-    choice_B: Tensor,
-    broken_B: Tensor | None = None,
-) -> Tensor:
-    """The best token of each row, int64 [B]; equal scores go to the lower id.
+def sample(logits_TV: Tensor, draws: Draws, broken_T: Tensor | None = None) -> Tensor:
+    """The best token of each row, int64 [T]; equal scores go to the lower id.
 
-    Rows are independent: the rows of a tree bring their request's seed, and the position that
-    their choice would take (a row at depth d below a root at L: L + d + 1).
+    Rows are independent: each has its request's seed, and the position that its choice would take
+    (a row at depth d below a root at L: L + d + 1).
 
     Args:
-        logits_BV: float32, bfloat16 or float16; entries of a row lie dense.
-        temperature_B: float32; at 0 no noise is drawn.
-        seed_B: int64, the bit pattern of the 64-bit request seeds.
-        position_B: int64, absolute position of the token that is sampled.
-        choice_B: int64, index of the choice among the request's `n`.
-        broken_B: bool, written: the row holds NaN, or its best score is infinite, and its token
+        logits_TV: float32, bfloat16 or float16; entries of a row lie dense.
+        draws: the noise.
+        broken_T: bool, written: the row holds NaN, or its best score is infinite, and its token
             has no meaning.
     """
-    rows, vocab = logits_BV.shape
-    assert logits_BV.dtype in _DTYPES and logits_BV.stride(1) == 1 and vocab < 2**31
+    rows, vocab = logits_TV.shape
+    assert logits_TV.dtype in _DTYPES and logits_TV.stride(1) == 1 and vocab < 2**31
+    assert rows == len(draws.position_T) and rows % len(draws.seed_B) == 0
+    assert draws.dense
     tiles = triton.cdiv(vocab, 4 * _BLOCKS)
     shares = min(tiles, triton.cdiv(_PROGRAMS, rows))
     length = triton.cdiv(tiles, shares) * 4 * _BLOCKS
-    token_B = torch.empty(rows, dtype=torch.int64, device=logits_BV.device)
-    best_BS = torch.empty((rows, shares), dtype=torch.float32, device=logits_BV.device)
-    token_BS = torch.empty((rows, shares), dtype=torch.int32, device=logits_BV.device)
+    token_T = torch.empty(rows, dtype=torch.int64, device=logits_TV.device)
+    best_TS = torch.empty((rows, shares), dtype=torch.float32, device=logits_TV.device)
+    token_TS = torch.empty((rows, shares), dtype=torch.int32, device=logits_TV.device)
     _best_of_share[(rows, shares)](
-        logits_BV,
-        temperature_B,
-        seed_B,
-        position_B,
-        choice_B,
-        best_BS,
-        token_BS,
+        logits_TV,
+        draws.temperature_B,
+        draws.seed_B,
+        draws.choice_B,
+        draws.position_T,
+        best_TS,
+        token_TS,
+        rows // len(draws.seed_B),
         vocab,
-        logits_BV.stride(0),
+        logits_TV.stride(0),
         length,
         Q=_BLOCKS,
         num_warps=4,
         enable_fp_fusion=False,  # rounds as the torch path does
     )
     _best_of_row[(rows,)](
-        best_BS, token_BS, token_B, broken_B, shares, S=triton.next_power_of_2(shares), num_warps=1
+        best_TS, token_TS, token_T, broken_T, shares, S=triton.next_power_of_2(shares), num_warps=1
     )
-    return token_B
+    return token_T
 
 
 @triton.jit
@@ -77,10 +71,11 @@ def _best_of_share(
     logits_ptr,
     temperature_ptr,
     seed_ptr,
-    position_ptr,
     choice_ptr,
+    position_ptr,
     best_ptr,
     token_ptr,
+    each,
     vocab,
     stride,
     length,
@@ -93,10 +88,11 @@ def _best_of_share(
     """
     row = tl.program_id(0)
     share = tl.program_id(1)
-    temperature = tl.load(temperature_ptr + row)
-    seed = tl.load(seed_ptr + row)
+    request = row // each
+    temperature = tl.load(temperature_ptr + request)
+    seed = tl.load(seed_ptr + request)
+    choice = tl.load(choice_ptr + request)
     position = tl.load(position_ptr + row)
-    choice = tl.load(choice_ptr + row)
     logits_ptr += row.to(tl.int64) * stride
     best = float("-inf")
     best_token = 0

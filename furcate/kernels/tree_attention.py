@@ -1,12 +1,14 @@
 """Tree attention over a paged cache: the prefix is visible to all rows, the tree by `end` alone.
 
-Legend: B requests, R rows, S columns (cached prefix and tree), P pages, H heads, K key/value heads,
-D head size, T = B * R flat rows.
+Legend: B requests, R rows, N columns of the tree, S columns (cached prefix and tree), P pages,
+H heads, K key/value heads, D head size, T = B * R flat rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,20 +18,64 @@ __all__ = [
     "Columns",
     "Keys",
     "Places",
+    "Sight",
+    "behind",
     "lay_out",
+    "look",
     "packed",
     "slots_of",
     "tree_attention",
+    "write",
 ]
 
 SCRATCH = 0  # slot of the scratch page: reads as finite numbers, is nobody's
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
-    """Where the rows of one pass are written and what each of them sees."""
+class Places:
+    """Which slots belong to the requests of a pass."""
 
-    write_T: Tensor  # int64, slot of each row; pads write to the scratch page, or behind the tree
+    table_BP: Tensor  # int64, pages in order; dense
+    length_B: Tensor  # int64, cached tokens L; row r goes to position L + r of the request
+    page_size: int
+    columns: int  # S, at least the longest L + live
+    # first slot of the one request whose pages follow one another; then S is at most L + R, and
+    # all of these places must be the request's own
+    run: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What the rows of one pass see: positions [first, L) of the request, then their own tree.
+
+    The rows are the last R columns of the tree. Row r sees column j of it where `sees` says so.
+    Without `sees` rows and columns are the same, and r sees j exactly if j <= r < end[j]: its
+    ancestors and itself. One integer a row is all that a kernel needs.
+    """
+
+    places: Places
+    slot_BN: Tensor  # int64, where the columns of the tree lie; those out of use write to scratch
+    end_BN: Tensor  # int64, one past the subtree; of no meaning beside `sees`
+    live_B: Tensor  # int64, columns of the tree in use; the rows behind them are pads
+    sees_BRN: Tensor | None = None  # bool; then all columns of the tree are in use
+    first: int = 0  # columns below are hidden from all rows that see any other
+
+    @property
+    def rows(self) -> int:
+        """R."""
+        tree = self.end_BN if self.sees_BRN is None else self.sees_BRN
+        return tree.shape[1]
+
+    @property
+    def write_T(self) -> Tensor:
+        """Slot of each row."""
+        return self.slot_BN[:, self.slot_BN.shape[1] - self.rows :].flatten()
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """A `Sight` spelled out."""
+
     read_BS: Tensor  # int64, slot of each column; columns out of use read the scratch page
     bias_BRS: Tensor  # float, 0 where row r sees column s, -inf elsewhere
     run: slice | None = None  # the slots themselves, where they follow one another: no gathering
@@ -43,50 +89,52 @@ class Keys:
     v_SKD: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Which slots belong to the requests of a pass."""
-
-    table_BP: Tensor  # int64, pages in order
-    length_B: Tensor  # int64, cached tokens L; row r goes to position L + r of the request
-    page_size: int
-    columns: int  # S, at least the longest L + live
-    # first slot of the one request whose pages follow one another; then S is at most L + R, and
-    # all of these places must be the request's own
-    run: int | None = None
-
-
-def lay_out(places: Places, end_BR: Tensor, live_B: Tensor, dtype: torch.dtype) -> Columns:
-    """Slots and visibility for one pass.
-
-    Row r of the tree sees the whole prefix [0, L) and the rows j with j <= r < end[j]: its
-    ancestors and itself. One integer a row is all that a kernel needs; this reference spells the
-    mask out. Tree slots [L, L + live) need not begin at a page's border.
-    """
-    length_B1, live_B1 = places.length_B[:, None], live_B[:, None]
-    rows = end_BR.shape[1]
-    r_R = torch.arange(rows, device=end_BR.device)
-    c_S = torch.arange(places.columns, device=end_BR.device)
-    row_at_BR = length_B1 + r_R
+def behind(places: Places, end_BR: Tensor, live_B: Tensor, first: int = 0) -> Sight:
+    """The sight of a tree whose rows are written to the positions behind the prefix."""
+    r_R = torch.arange(end_BR.shape[1], device=end_BR.device)
+    at_BR = places.length_B[:, None] + r_R
     if places.run is None:  # in a run pads write behind the tree: all that is read there is new
-        row_at_BR = torch.where(r_R < live_B1, row_at_BR, -1)
-    col_at_BS = torch.where(c_S < length_B1 + live_B1, c_S, -1)
+        at_BR = torch.where(r_R < live_B[:, None], at_BR, -1)
+    return Sight(places, slots_of(places, at_BR), end_BR, live_B, first=first)
 
-    c_BS = (c_S - length_B1).clamp(-1, rows - 1)  # tree column, -1 in the prefix
-    end_BS = end_BR.gather(1, c_BS.clamp_min(0))
-    tree_BRS = (c_BS[:, None, :] <= r_R[:, None]) & (r_R[:, None] < end_BS[:, None, :])
-    used_BS = col_at_BS >= 0
-    seen_BRS = used_BS[:, None, :] & ((c_BS < 0)[:, None, :] | tree_BRS)
+
+def lay_out(sight: Sight, dtype: torch.dtype) -> Columns:
+    """Slots and visibility of all columns, spelled out for the torch reference.
+
+    The tree's columns lie at L, L + 1, ... of each request, so that a run is read in place; with
+    `sees` they lie behind all prefixes.
+    """
+    places = sight.places
+    c_S = torch.arange(places.columns, device=sight.slot_BN.device)
+    past_BS = c_S < places.length_B[:, None]
+    read_BS = slots_of(places, torch.where(past_BS, c_S, -1))
+    if sight.sees_BRN is None:
+        read_BS, seen_BRS = _in_line(sight, read_BS, c_S)
+    else:
+        read_BS = torch.cat([read_BS, sight.slot_BN], 1)
+        seen_BRS = torch.cat([past_BS[:, None].expand(-1, sight.rows, -1), sight.sees_BRN], 2)
+    if sight.first:
+        c_S = torch.arange(seen_BRS.shape[2], device=c_S.device)
+        late_BRS = seen_BRS & (c_S >= sight.first)
+        seen_BRS = torch.where(late_BRS.any(2, keepdim=True), late_BRS, seen_BRS)
+    bias_BRS = torch.zeros(seen_BRS.shape, dtype=dtype, device=c_S.device)
+    run = None if places.run is None else slice(places.run, places.run + places.columns)
+    return Columns(read_BS, bias_BRS.masked_fill(~seen_BRS, -torch.inf), run)
+
+
+def _in_line(sight: Sight, read_BS: Tensor, c_S: Tensor) -> tuple[Tensor, Tensor]:
+    """(slots, bool [B, R, S]) where column j of the tree is column L + j of the request."""
+    rows, live_B1 = sight.rows, sight.live_B[:, None]
+    r_R = torch.arange(rows, device=c_S.device)
+    c_BS = (c_S - sight.places.length_B[:, None]).clamp(-1, rows - 1)  # -1 in the prefix
+    tree_BS = (c_BS >= 0) & (c_S < sight.places.length_B[:, None] + live_B1)
+    at_BS = c_BS.clamp_min(0)
+    read_BS = torch.where(tree_BS, sight.slot_BN.gather(1, at_BS), read_BS)
+    end_BS = sight.end_BN.gather(1, at_BS)
+    own_BRS = (c_BS[:, None, :] <= r_R[:, None]) & (r_R[:, None] < end_BS[:, None, :])
+    seen_BRS = (c_BS < 0)[:, None, :] | (tree_BS[:, None, :] & own_BRS)
     # a pad sees one column, so that its softmax stays finite; nobody reads its result
-    seen_BRS = seen_BRS | ((r_R >= live_B1)[:, :, None] & (c_S == 0))
-    bias_BRS = torch.zeros(seen_BRS.shape, dtype=dtype, device=end_BR.device)
-    in_place = None if places.run is None else slice(places.run, places.run + places.columns)
-    return Columns(
-        write_T=slots_of(places, row_at_BR).flatten(),
-        read_BS=slots_of(places, col_at_BS),
-        bias_BRS=bias_BRS.masked_fill(~seen_BRS, -torch.inf),
-        run=in_place,
-    )
+    return read_BS, seen_BRS | ((r_R >= live_B1)[:, :, None] & (c_S == 0))
 
 
 def packed(columns: Columns, group: int) -> Columns:
@@ -117,6 +165,20 @@ def tree_attention(q_THD: Tensor, keys: Keys, columns: Columns) -> Tensor:
     )
     out_BRKGD = out_BKGD.view(batch, kv, group, rows, size).permute(0, 3, 1, 2, 4)
     return out_BRKGD.reshape(batch * rows, kv * group, size)
+
+
+def look(sight: Sight, group: int, dtype: torch.dtype) -> Callable[[Tensor, Keys], Tensor]:
+    """`tree_attention` by this sight, for every layer of a pass; `group` is H / K."""
+    return partial(tree_attention, columns=packed(lay_out(sight, dtype), group))
+
+
+def write(keys: Keys, slot_T: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> None:
+    """Put the rows' own keys and values where they lie, in place; the scratch slot is zeroed."""
+    keys.k_SKD.index_copy_(0, slot_T, k_TKD)
+    keys.v_SKD.index_copy_(0, slot_T, v_TKD)
+    # the pads of a request whose keys are NaN have written here, and all requests read it
+    keys.k_SKD[SCRATCH].zero_()
+    keys.v_SKD[SCRATCH].zero_()
 
 
 def _read(pool_SKD: Tensor, columns: Columns) -> Tensor:

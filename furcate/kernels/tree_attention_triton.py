@@ -2,11 +2,12 @@
 
 Twin of `tree_attention`. Legend: B requests, R rows, T = B * R flat rows, P pages, H query heads,
 K key/value heads, G = H / K query heads of a key head, D head size, S slots, M packed rows of a
-tile, N columns of a tile, X splits.
+tile of work, N columns of one (of a `Sight`: columns of the tree), X splits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,28 +15,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from furcate.kernels.tree_attention import Keys
+from furcate.kernels.tree_attention import Keys, Sight
 
-__all__ = ["Seen", "Tile", "tile_for", "tree_attention"]
+__all__ = ["Tile", "look", "splits_for", "tile_for", "tree_attention"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LEAST_ROWS = 16  # of a matrix unit
+_WAVE = 132  # programs
+_MOST_SPLITS = 32
+_LEAST_SHARE = 256  # columns
 _LOG2_E = 1.4426950408889634
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What the rows of one pass see: of request b, columns [first, L) and its own tree.
-
-    Row r of the tree stands in column L + r and sees tree column j exactly if j <= r < end[j].
-    """
-
-    table_BP: Tensor  # int64, pages in order; dense
-    length_B: Tensor  # int64, cached tokens L
-    end_BR: Tensor  # int64, one past the subtree; dense
-    live_B: Tensor  # int64, rows in use; the others are pads, whose results are finite
-    page_size: int  # a power of two
-    first_B: Tensor | None = None  # int64, columns below are hidden and never read; None: 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +48,31 @@ def tile_for(packed_rows: int, head_dim: int, dtype: torch.dtype) -> Tile:
     return Tile(rows, columns=32 if wide else 64)
 
 
+def splits_for(programs: int, columns: int) -> int:
+    """How many programs should share the columns of a request, given those of one split.
+
+    About one wave of a large GPU, and no share so small that joining it costs more than it saves.
+    """
+    wanted = min(_WAVE // max(1, programs), columns // _LEAST_SHARE)
+    return max(1, min(_MOST_SPLITS, wanted))
+
+
+def look(sight: Sight, group: int, dtype: torch.dtype) -> Callable[[Tensor, Keys], Tensor]:
+    """As `furcate.kernels.tree_attention.look`."""
+
+    def attend(q_THD: Tensor, keys: Keys) -> Tensor:
+        kv, size = keys.k_SKD.shape[1:]
+        tile = tile_for(sight.rows * group, size, dtype)
+        tiles = triton.cdiv(sight.rows * group, tile.rows)
+        programs = kv * tiles * len(sight.live_B)
+        splits = splits_for(programs, sight.places.columns)
+        return tree_attention(q_THD, keys, sight, splits=splits, tile=tile)
+
+    return attend
+
+
 def tree_attention(
-    q_THD: Tensor, keys: Keys, seen: Seen, *, splits: int = 1, tile: Tile | None = None
+    q_THD: Tensor, keys: Keys, sight: Sight, *, splits: int = 1, tile: Tile | None = None
 ) -> Tensor:
     """Attention of every row over the columns it sees, [T, H, D].
 
@@ -69,17 +81,21 @@ def tree_attention(
             is computed as IEEE float32, half precision with float32 sums.
         keys: the layer's pool, K heads of the same dtype, with the rows' own keys written already;
             slots lie dense. D is a power of two from 16 on.
-        seen: what each row looks at. A row that sees nothing gets zeros.
+        sight: what each row sees; its page size is a power of two. Columns below `first` are
+            hidden from all rows, and one that sees nothing gets zeros.
         splits: programs that share the columns of a request; a second kernel joins them.
         tile: how the work is cut, by default `tile_for`.
     """
     (total, heads, size), kv = q_THD.shape, keys.k_SKD.shape[1]
-    batch, rows = seen.end_BR.shape
+    batch, rows = len(sight.live_B), sight.rows
+    places, sees = sight.places, sight.sees_BRN
     assert q_THD.dtype in _DTYPES and q_THD.dtype == keys.k_SKD.dtype == keys.v_SKD.dtype
     assert total == batch * rows and heads % kv == 0
     assert size >= _LEAST_ROWS and size == triton.next_power_of_2(size)
     assert q_THD.stride()[1:] == (size, 1)
     assert keys.k_SKD.is_contiguous() and keys.v_SKD.is_contiguous()
+    assert sight.slot_BN.stride(1) == 1 and sight.end_BN.stride(1) == 1
+    assert sees is None or sees.is_contiguous()
     group = heads // kv
     cut = tile or tile_for(rows * group, size, q_THD.dtype)
     parts = _Parts.of(q_THD, splits)
@@ -90,21 +106,26 @@ def tree_attention(
         keys.v_SKD,
         parts.out_XTHD,
         parts.weight_XTH,
-        seen.table_BP,
-        seen.length_B,
-        seen.first_B,
-        seen.end_BR,
-        seen.live_B,
+        places.table_BP,
+        places.length_B,
+        sight.slot_BN,
+        sight.end_BN,
+        sight.live_B,
+        sees if sees is None else sees.view(torch.uint8),
         rows,
+        sight.slot_BN.shape[1],
         total,
         q_THD.stride(0),
-        seen.table_BP.stride(0),
+        places.table_BP.stride(0),
+        sight.slot_BN.stride(0),
+        sight.end_BN.stride(0),
         size**-0.5 * _LOG2_E,
         SPLITS=splits,
         GROUP=group,
         KV=kv,
         D=size,
-        PAGE=seen.page_size,
+        PAGE=places.page_size,
+        FIRST=sight.first,
         M=cut.rows,
         N=cut.columns,
         PRECISION="ieee" if q_THD.dtype == torch.float32 else None,
@@ -155,19 +176,24 @@ def _attend(
     weight_ptr,
     table_ptr,
     length_ptr,
-    first_ptr,
+    slot_ptr,
     end_ptr,
     live_ptr,
+    sees_ptr,
     rows,
+    wide,
     total,
     q_stride,
     table_stride,
+    slot_stride,
+    end_stride,
     scale,
     SPLITS: tl.constexpr,
     GROUP: tl.constexpr,
     KV: tl.constexpr,
     D: tl.constexpr,
     PAGE: tl.constexpr,
+    FIRST: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -179,9 +205,9 @@ def _attend(
     b = tl.program_id(2)
     length = tl.load(length_ptr + b).to(tl.int32)
     live = tl.load(live_ptr + b).to(tl.int32)
-    first = 0
-    if first_ptr is not None:
-        first = tl.load(first_ptr + b).to(tl.int32)
+    used_rows = live
+    if sees_ptr is not None:
+        used_rows = rows
 
     m_M = tile * M + tl.arange(0, M)
     r_M = m_M // GROUP
@@ -190,21 +216,26 @@ def _attend(
     head_M = kv * GROUP + m_M % GROUP
     q_MD = tl.load(
         q_ptr + row_M[:, None] * q_stride + head_M[:, None] * D + d_D,
-        mask=(r_M < live)[:, None],
+        mask=(r_M < used_rows)[:, None],
         other=0.0,
     )
     k_ptr += kv * D
     v_ptr += kv * D
     table_ptr += b.to(tl.int64) * table_stride
-    end_ptr += b.to(tl.int64) * rows
+    slot_ptr += b.to(tl.int64) * slot_stride
+    end_ptr += b.to(tl.int64) * end_stride
+    if sees_ptr is not None:
+        sees_ptr += b.to(tl.int64) * rows * wide
 
     # tiles of columns begin at absolute multiples of N in prefix and tree alike, so that the same
-    # keys meet in the same step whatever the number of rows; no row looks past itself
+    # keys meet in the same step whatever the number of rows
     share = tl.cdiv(tl.cdiv(length + live, N), SPLITS) * N
-    begin = tl.maximum(split * share, first // N * N)
-    last = tl.minimum(live, (tile * M + M - 1) // GROUP + 1)
+    begin = tl.maximum(split * share, FIRST // N * N)
+    last = live
+    if sees_ptr is None:  # no row looks past itself
+        last = tl.minimum(live, (tile * M + M - 1) // GROUP + 1)
     stop = tl.minimum(length + last, (split + 1) * share)
-    stop = tl.where(tile * M // GROUP < live, stop, 0)  # pads alone: nothing to look at
+    stop = tl.where(tile * M // GROUP < used_rows, stop, 0)  # pads alone: nothing to look at
     whole = tl.minimum(length // N * N, stop)  # below it all columns are prefix
 
     best_M = tl.full((M,), float("-inf"), tl.float32)
@@ -214,28 +245,36 @@ def _attend(
         c_N = start + tl.arange(0, N)
         slot_N = tl.load(table_ptr + c_N // PAGE) * PAGE + c_N % PAGE
         at_ND = slot_N[:, None] * (KV * D) + d_D
-        if first_ptr is None:
+        if FIRST == 0:
             k_ND = tl.load(k_ptr + at_ND)
             v_ND = tl.load(v_ptr + at_ND)
         else:
-            k_ND = tl.load(k_ptr + at_ND, mask=(c_N >= first)[:, None], other=0.0)
-            v_ND = tl.load(v_ptr + at_ND, mask=(c_N >= first)[:, None], other=0.0)
+            k_ND = tl.load(k_ptr + at_ND, mask=(c_N >= FIRST)[:, None], other=0.0)
+            v_ND = tl.load(v_ptr + at_ND, mask=(c_N >= FIRST)[:, None], other=0.0)
         score_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision=PRECISION)
-        if first_ptr is not None:
-            score_MN = tl.where((c_N >= first)[None, :], score_MN, float("-inf"))
+        if FIRST > 0:
+            score_MN = tl.where((c_N >= FIRST)[None, :], score_MN, float("-inf"))
         best_M, sum_M, acc_MD = _fold(best_M, sum_M, acc_MD, score_MN, v_ND, scale, PRECISION)
     for start in range(tl.maximum(begin, whole), stop, N):
         c_N = start + tl.arange(0, N)
-        used_N = (c_N >= first) & (c_N < length + live)
-        in_tree_N = used_N & (c_N >= length)
-        page_N = tl.load(table_ptr + c_N // PAGE, mask=used_N, other=0)
-        at_ND = (page_N * PAGE + c_N % PAGE)[:, None] * (KV * D) + d_D
+        j_N = c_N - length  # column of the tree
+        used_N = (c_N >= FIRST) & (j_N < live)
+        in_tree_N = used_N & (j_N >= 0)
+        page_N = tl.load(table_ptr + c_N // PAGE, mask=used_N & (j_N < 0), other=0)
+        slot_N = tl.load(slot_ptr + j_N, mask=in_tree_N, other=0)
+        slot_N = tl.where(in_tree_N, slot_N, page_N * PAGE + c_N % PAGE)
+        at_ND = slot_N[:, None] * (KV * D) + d_D
         # a hidden column still multiplies what is read there by 0, so nothing may be read
         k_ND = tl.load(k_ptr + at_ND, mask=used_N[:, None], other=0.0)
         v_ND = tl.load(v_ptr + at_ND, mask=used_N[:, None], other=0.0)
-        end_N = tl.load(end_ptr + c_N - length, mask=in_tree_N, other=rows)
-        seen_MN = used_N[None, :] & (r_M[:, None] < end_N[None, :])
-        seen_MN &= (c_N - length)[None, :] <= r_M[:, None]
+        if sees_ptr is None:
+            end_N = tl.load(end_ptr + j_N, mask=in_tree_N, other=rows)
+            seen_MN = used_N[None, :] & (r_M[:, None] < end_N[None, :])
+            seen_MN &= j_N[None, :] <= r_M[:, None]
+        else:
+            asked_MN = (r_M < rows)[:, None] & in_tree_N[None, :]
+            sees_MN = tl.load(sees_ptr + r_M[:, None] * wide + j_N[None, :], mask=asked_MN, other=0)
+            seen_MN = (used_N & (j_N < 0))[None, :] | (sees_MN != 0)
         score_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision=PRECISION)
         score_MN = tl.where(seen_MN, score_MN, float("-inf"))
         best_M, sum_M, acc_MD = _fold(best_M, sum_M, acc_MD, score_MN, v_ND, scale, PRECISION)

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from furcate.kernels.backend import TORCH, Kernels
 from furcate.kernels.draft import Verdict
-from furcate.kernels.kv_move import move_path
-from furcate.kernels.tree_attention import SCRATCH, Columns, Keys, packed, tree_attention
+from furcate.kernels.tree_attention import Keys, Sight
 
 __all__ = ["CacheShape", "PagedCache", "zeros"]
 
@@ -39,36 +39,37 @@ class CacheShape:
 class PagedCache:
     """Keys and values of all layers by slot; page p holds slots [p * size, (p + 1) * size)."""
 
-    def __init__(self, shape: CacheShape, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        shape: CacheShape,
+        dtype: torch.dtype,
+        device: torch.device,
+        kernels: Kernels = TORCH,
+    ) -> None:
         slots = (shape.pages + 1) * shape.page_size
         size = (shape.layers, slots, shape.kv_heads, shape.head_dim)
         self.shape = shape
+        self.kernels = kernels.fitting(dtype, shape.head_dim)
         # zeros and not empty: a page that was never written must read as finite numbers
         self.k_LSKD = zeros(size, dtype, device)
         self.v_LSKD = zeros(size, dtype, device)
 
-    def attend(
-        self, columns: Columns, heads: int
-    ) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
+    def attend(self, sight: Sight, heads: int) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
         """How a decoder of `heads` query heads attends in this pass: write the rows' keys, then
         look at all that each row sees."""
-
-        seen = packed(columns, heads // self.shape.kv_heads)
+        look = self.kernels.look(sight, heads // self.shape.kv_heads, self.k_LSKD.dtype)
+        slot_T = sight.write_T
 
         def attend(layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
             keys = Keys(self.k_LSKD[layer], self.v_LSKD[layer])
-            keys.k_SKD.index_copy_(0, columns.write_T, k_TKD)
-            keys.v_SKD.index_copy_(0, columns.write_T, v_TKD)
-            # the pads of a request whose keys are NaN have written here, and all requests read it
-            keys.k_SKD[SCRATCH].zero_()
-            keys.v_SKD[SCRATCH].zero_()
-            return tree_attention(q_THD, keys, seen)
+            self.kernels.write(keys, slot_T, k_TKD, v_TKD)
+            return look(q_THD, keys)
 
         return attend
 
     def move(self, slot_BR: Tensor, verdict: Verdict) -> None:
         """Put the accepted path's keys and values in place."""
-        move_path((self.k_LSKD, self.v_LSKD), slot_BR, verdict)
+        self.kernels.move_path((self.k_LSKD, self.v_LSKD), slot_BR, verdict)
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy one page, all layers: before a shared page is written to."""

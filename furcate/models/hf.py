@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from furcate.errors import BadFile, Unsupported
 from furcate.models.decoder import Decoder
 from furcate.models.hf_config import spec_from_hf_config
+from furcate.models.hf_module import of_module, without_module
 from furcate.models.weights import Stored, build
 
 __all__ = ["load_hf", "read_json"]
@@ -31,16 +32,20 @@ _DERIVED = ".rotary_emb.inv_freq"  # older checkpoints store what follows from t
 def load_hf(path: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
     """A decoder with the weights of a directory that holds config.json and safetensors.
 
+    A module for multi-token prediction that lies there too is left aside.
+
     Raises BadFile for files or tensors that are missing, damaged or do not fit the config,
     Unsupported for pickles and for what `spec_from_hf_config` refuses.
     """
-    spec = spec_from_hf_config(read_json(path / _CONFIG))
+    config = read_json(path / _CONFIG)
+    spec = spec_from_hf_config(without_module(config))
+    aside = of_module(config, spec.num_layers)
     shards = _shards(path)
     with ExitStack() as stack:
         tensors = {
             tensor.name: tensor
             for file, names in shards.items()
-            for tensor in _tensors(stack.enter_context(_open(file)), file, names)
+            for tensor in _tensors(stack.enter_context(_open(file)), file, names, aside)
         }
         tied = tensors.pop("lm_head.weight", None) if spec.tied_embeddings else None
         decoder = build(spec, tensors, dtype, device)
@@ -102,14 +107,16 @@ def _open(file: Path) -> Any:
         raise BadFile(f"truncated or damaged: {err}", field=str(file), hint=_REFETCH) from None
 
 
-def _tensors(opened: Any, file: Path, names: set[str] | None) -> Iterator[Stored]:
+def _tensors(
+    opened: Any, file: Path, names: set[str] | None, aside: Callable[[str], bool]
+) -> Iterator[Stored]:
     held = set(opened.keys())
     if names is not None and held != names:
         odd = min(held ^ names)
         where = "is not in the index" if odd in held else "is in the index only"
         raise BadFile(f"{where} ({file.name})", field=odd, hint=_REFETCH)
     for name in sorted(held):
-        if name.endswith(_DERIVED):
+        if name.endswith(_DERIVED) or aside(name):
             continue
         described = opened.get_slice(name)
         if described.get_dtype() not in _DTYPES:

@@ -31,6 +31,8 @@ class Needs:
     top_k: int = 0  # the largest top_k in use, 0: none
     top_p: bool = False
     min_p: bool = False
+    bias: bool = False
+    allowed: bool = False  # allowed_token_ids
 
     @property
     def filters(self) -> bool:
@@ -58,6 +60,13 @@ class Law:
     allowed_BV: Tensor | None = None  # bool
     prompt_BV: Tensor | None = None  # bool, the token occurs in the prompt
     counts_BV: Tensor | None = None  # int64, occurrences in the committed output
+
+    @property
+    def only_noise(self) -> bool:
+        """Whether a choice is the argmax of logits + T * noise over the whole vocabulary."""
+        needs = self.needs
+        more = needs.filters or needs.penalties or needs.min_tokens
+        return not more and self.bias_BV is None and self.allowed_BV is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,4 +113,6 @@ def needs_of(params: Sequence[SamplingParams], vocab: int) -> Needs:
         ),
         top_p=any(p.temperature > 0 and p.top_p < 1 for p in params),
         min_p=any(p.temperature > 0 and p.min_p > 0 for p in params),
+        bias=any(p.logit_bias for p in params),
+        allowed=any(p.allowed_token_ids is not None for p in params),
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from furcate.kernels.draft import Verdict
 from furcate.verify.law import Law
-from furcate.verify.process import Processed
+from furcate.verify.process import Lawful
 
 __all__ = ["Logprobs", "processed_logprobs", "raw_logprobs"]
 
@@ -25,9 +25,6 @@ class Logprobs:
     top_id_BDK: Tensor  # int64, likeliest first
     top_BDK: Tensor  # float32
 
-    def on_host(self) -> Logprobs:
-        return Logprobs(self.chosen_BD.cpu(), self.top_id_BDK.cpu(), self.top_BDK.cpu())
-
 
 def raw_logprobs(logits_BRV: Tensor, verdict: Verdict, top: int) -> Logprobs:
     """Of softmax(logits) as the model gave them: no bias, penalty, temperature or filter (vLLM's
@@ -35,13 +32,13 @@ def raw_logprobs(logits_BRV: Tensor, verdict: Verdict, top: int) -> Logprobs:
     return _logprobs(_path_rows(logits_BRV, verdict), verdict, top)
 
 
-def processed_logprobs(processed: Processed, law: Law, verdict: Verdict, top: int) -> Logprobs:
+def processed_logprobs(processed: Lawful, law: Law, verdict: Verdict, top: int) -> Logprobs:
     """Of the law that tokens are drawn from: after bias, penalties, masks, temperature and filters
     (vLLM's `processed_logprobs`). A token that cannot be drawn has -inf.
 
     A greedy request has no such law: as in vLLM, it is told at temperature 1, unfiltered.
     """
-    logits_BDV = _path_rows(processed.logits_BRV, verdict)
+    logits_BDV = _lifted(_path_rows(processed.logits_BRV, verdict))
     if processed.allowed_BRV is not None:
         allowed_BRV = processed.allowed_BRV.expand_as(processed.logits_BRV)
         logits_BDV = torch.where(_path_rows(allowed_BRV, verdict), logits_BDV, -torch.inf)
@@ -50,12 +47,14 @@ def processed_logprobs(processed: Processed, law: Law, verdict: Verdict, top: in
 
 
 def _logprobs(logits_BDV: Tensor, verdict: Verdict, top: int) -> Logprobs:
-    if logits_BDV.dtype != torch.float64:
-        logits_BDV = logits_BDV.float()
-    logprobs_BDV = logits_BDV.log_softmax(-1)
+    logprobs_BDV = _lifted(logits_BDV).log_softmax(-1)
     chosen_BD = logprobs_BDV.gather(-1, verdict.emitted_BD[:, :, None])[:, :, 0]
     likeliest = logprobs_BDV.topk(top, dim=-1)
     return Logprobs(chosen_BD, likeliest.indices, likeliest.values)
+
+
+def _lifted(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _path_rows(rows_BRV: Tensor, verdict: Verdict) -> Tensor:

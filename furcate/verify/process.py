@@ -15,7 +15,15 @@ from furcate.verify.filters import floor_of
 from furcate.verify.law import Law, Rows, noise_of
 from furcate.verify.penalties import penalised
 
-__all__ = ["Choice", "Processed", "choose", "process"]
+__all__ = ["Choice", "Lawful", "Processed", "choose", "process"]
+
+
+@dataclass(frozen=True, slots=True)
+class Lawful:
+    """What a row's law is told by, its temperature aside."""
+
+    logits_BRV: Tensor  # after bias and penalties; any float dtype
+    allowed_BRV: Tensor | None  # bool; R may be 1; None: every token may be chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +37,11 @@ class Processed:
     logits_BRV: Tensor  # after bias and penalties, before temperature
     scores_BRV: Tensor
     allowed_BRV: Tensor | None  # bool; R may be 1
+
+    @property
+    def lawful(self) -> Lawful:
+        """The same without the noise."""
+        return Lawful(self.logits_BRV, self.allowed_BRV)
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,7 +142,7 @@ def _by_weights(source: Source) -> Format:
         return _EAGLE3
     if any(name.startswith(mtp.QWEN_PREFIX) for name in source.tensors):
         return _MTP_QWEN
-    if mtp.MODULES in source.config:
+    if source.config.get(mtp.MODULES):
         return _MTP_DEEPSEEK
     _refuse_eagle3(source)
     if "fc.weight" in source.tensors:

@@ -17,14 +17,11 @@ from furcate.heads.places import OUTPUT
 from furcate.heads.spec import MtpSpec
 from furcate.heads.tensor_files import Kept, Kepts
 from furcate.models.hf_config import ARCHITECTURES
+from furcate.models.hf_module import MODULE_KEYS, MODULES, QWEN_MODULES, QWEN_PREFIX
 from furcate.models.spec import DecoderSpec
 
-__all__ = ["MODULES", "QWEN_PREFIX", "TARGET_KEYS", "read_mtp_deepseek", "read_mtp_qwen"]
+__all__ = ["MODULES", "QWEN_PREFIX", "read_mtp_deepseek", "read_mtp_qwen"]
 
-MODULES = "num_nextn_predict_layers"
-QWEN_PREFIX = "mtp."
-_QWEN_MODULES = "mtp_num_hidden_layers"
-TARGET_KEYS = frozenset({MODULES, _QWEN_MODULES})  # in a target's config, of the module alone
 _LAYERS = "num_hidden_layers"
 _DEEPSEEK = {
     "enorm.weight": "pre_fc_norm_embedding.weight",
@@ -80,9 +77,9 @@ def read_mtp_qwen(source: Source, target: DecoderSpec) -> Held:
             raise Unsupported("stages of DSpark are not multi-token prediction", field=name)
     found = _under(source.tensors, QWEN_PREFIX)
     _refuse_foreign(found)
-    modules = source.config.get(_QWEN_MODULES, source.config.get(MODULES, 1))
+    modules = source.config.get(QWEN_MODULES, source.config.get(MODULES, 1))
     if modules != 1 or any(name.startswith("layers.1.") for name in found):
-        raise Unsupported("modules of several layers are not read", field=_QWEN_MODULES)
+        raise Unsupported("modules of several layers are not read", field=QWEN_MODULES)
     tensors = {
         name if name in _AROUND or name.startswith("layers.0.") else QWEN_PREFIX + name: kept
         for name, kept in found.items()
@@ -93,7 +90,7 @@ def read_mtp_qwen(source: Source, target: DecoderSpec) -> Held:
 def _held(
     source: Source, target: DecoderSpec, tensors: Kepts, faults: tuple[UserError, ...]
 ) -> Held:
-    block = block_from_hf(source.config, TARGET_KEYS, tuple(ARCHITECTURES))
+    block = block_from_hf(source.config, MODULE_KEYS, tuple(ARCHITECTURES))
     spec = MtpSpec(
         block=replace(block, num_layers=1, rope_layers=(True,)),
         layers=(target.num_layers,),

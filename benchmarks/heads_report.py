@@ -1,0 +1,134 @@
+"""Walks what `heads_walk.py` has recorded, and writes figures as JSON and a plot.
+
+    python benchmarks/heads_report.py WALKS --out heads_walk.json --plot heads_walk.svg
+
+Tokens per round count the bonus, and are tokens emitted over rounds of a walk, never the mean over
+all roots. Intervals are 95 % bootstraps over prompts, drawn anew within their category.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from dataclasses import asdict
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from furcate.errors import BadFile
+from furcate.files import write_json
+from furcate.tune.walk import Walk, bootstrap, depth_rates, walk
+
+NODES = (4, 8, 16, 32, 63, 128)
+RESAMPLES = 2000
+LOOPS = 0.3  # share of repeated 8-grams from which on an answer counts as looping
+
+
+def main() -> None:
+    """Write one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("walks", type=Path, help="the folder that heads_walk.py wrote")
+    parser.add_argument("--nodes", type=int, nargs="+", default=list(NODES))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--plot", type=Path)
+    asked = parser.parse_args()
+    births = [json.loads(file.read_text()) for file in sorted(asked.walks.glob("birth*.json"))]
+    if not births:
+        raise BadFile("holds no walks", field=str(asked.walks))
+    record: dict[str, Any] = {
+        "what": "tokens per round (bonus included) of trees by their nodes, walked over recorded "
+        "answers of the target",
+        **births[0],
+        "recorded_by": [birth["command"] for birth in births],
+        "command": "python " + " ".join(sys.argv),
+        "settings": {},
+    }
+    for file in sorted(asked.walks.glob("*_t*.npz")):
+        temperature = file.stem.split("_t")[1].split("_")[0]
+        streams = json.loads((asked.walks / f"t{temperature}_streams.json").read_text())
+        for depth, ranks in np.load(file).items():
+            record["settings"][f"{file.stem}_{depth}"] = _setting(streams, ranks, asked.nodes)
+    record["answers"] = len(streams)
+    write_json(asked.out, record)
+    if asked.plot is not None:
+        _plot(record, asked.plot)
+
+
+def _setting(
+    streams: list[dict[str, Any]], ranks_TD: np.ndarray, nodes: list[int]
+) -> dict[str, Any]:
+    """One drafter, temperature and depth, by number of nodes."""
+    found: dict[str, Any] = {}
+    for count in nodes:
+        walks, steady = _walked(streams, ranks_TD, count)
+        every = [one for group in walks.values() for one in group]
+        conditional, marginal, share = depth_rates(every)
+        rng = np.random.default_rng(0)
+        figures = {
+            name: asdict(figure) for name, figure in bootstrap(walks, RESAMPLES, rng).items()
+        }
+        rest = bootstrap({"steady": steady}, RESAMPLES, rng)["steady"] if steady else None
+        found[str(count)] = {
+            "tokens_per_round": figures.pop("all"),
+            "mean_over_categories": figures.pop("mean_over_categories"),
+            "answers_that_do_not_loop": None if rest is None else asdict(rest),
+            "by_category": figures,
+            "conditional_acceptance_by_depth": conditional,
+            "marginal_acceptance_by_depth": marginal,
+            "share_of_tried_levels_held": share,
+            "rounds": sum(one.rounds for one in every),
+            "tokens": sum(one.tokens for one in every),
+        }
+    return found
+
+
+def _walked(
+    streams: list[dict[str, Any]], ranks_TD: np.ndarray, nodes: int
+) -> tuple[dict[str, list[Walk]], list[Walk]]:
+    """(walks by category, walks of answers that do not loop)."""
+    by_category: dict[str, list[Walk]] = defaultdict(list)
+    steady, at = [], 0
+    for stream in streams:
+        count = len(stream["answer"])
+        one = walk(ranks_TD[at : at + count], nodes)
+        by_category[stream["category"]].append(one)
+        if not _loops(stream["answer"]):
+            steady.append(one)
+        at += count
+    return by_category, steady
+
+
+def _loops(answer: list[int]) -> bool:
+    grams = [tuple(answer[i : i + 8]) for i in range(len(answer) - 7)]
+    return bool(grams) and 1 - len(set(grams)) / len(grams) > LOOPS
+
+
+def _plot(record: dict[str, Any], path: Path) -> None:
+    if find_spec("matplotlib") is None:
+        sys.stderr.write("no plot: matplotlib is not installed (pip install furcate[train])\n")
+        return
+    plt = import_module("matplotlib.pyplot")
+    figure, axes = plt.subplots(figsize=(7, 4.2))
+    for name, setting in record["settings"].items():
+        sizes = [int(count) for count in setting]
+        values = [setting[count]["tokens_per_round"] for count in setting]
+        axes.plot(sizes, [v["value"] for v in values], marker="o", label=name.replace("_", " "))
+        lows, highs = [v["low"] for v in values], [v["high"] for v in values]
+        axes.fill_between(sizes, lows, highs, alpha=0.12)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.set_xlabel("drafted nodes (root excluded)")
+    axes.set_ylabel("tokens per round (bonus included)")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    main()

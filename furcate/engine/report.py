@@ -1,0 +1,26 @@
+"""What an engine's rounds run on, for `--json`: kernels, and rounds recorded or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from furcate.drafters.make import kernels_in
+from furcate.engine.build import Built
+
+__all__ = ["backend_json"]
+
+
+def backend_json(built: Built) -> dict[str, Any]:
+    """`kernels` is "triton" or "torch"; where a GPU has to do with torch's, `_why` says why.
+
+    `graphs` lists the kinds of rounds that were recorded and those that could not be, with the
+    reason; None where every kernel is launched anew.
+    """
+    own, drafter = built.round.kernels, kernels_in(built.round.drafter)
+    return {
+        "kernels": own.name,
+        "kernels_why": own.why,
+        "draft_kernels": None if drafter is None else drafter.name,
+        "draft_kernels_why": None if drafter is None else drafter.why,
+        "graphs": built.player.played.as_json() if built.player.records else None,
+    }

@@ -1,0 +1,125 @@
+"""Nothing in a round copies between host and device, which no recording could hold.
+
+The device is torch's "meta": tensors there have no values, and none of them is the host's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from small_models import tiny_decoder
+from test_engine_sync import EVERYTHING, GREEDY
+from tiny_engine import VOCAB, prompt_of, tokenizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from furcate.config import DraftOptions, EngineOptions, SamplingParams
+from furcate.drafters.around import around_head, around_model, beside_matches
+from furcate.drafters.base import Drafter
+from furcate.drafters.draft_cache import Room
+from furcate.drafters.ngram import NgramDrafter
+from furcate.drafters.off import OffDrafter
+from furcate.engine.asking import Limits, settle
+from furcate.engine.build import build
+from furcate.engine.emitted import packed
+from furcate.engine.request import Request
+from furcate.engine.round import Batch, Round
+from furcate.heads.eagle import Eagle3
+from furcate.heads.output import Shared
+from furcate.heads.spec import EagleSpec
+from furcate.models.decoder import Decoder
+from furcate.verify.law import needs_of
+
+NOWHERE = torch.device("meta")
+WARM = SamplingParams(temperature=0.7, max_tokens=40, seed=9)
+
+
+class Crossings(TorchDispatchMode):
+    """Notes operations that read the host's memory and write the device's, or the other way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        leaves = [x for x in tree_leaves((args, kwargs, out)) if isinstance(x, torch.Tensor)]
+        # torch.tensor ends with `detach_`: numbers of the host have become a tensor
+        if len({x.device.type for x in leaves}) > 1 or func is torch.ops.aten.detach_.default:
+            self.found.append(str(func))
+        return out
+
+
+def drafter_of(kind: str, target: Decoder) -> Drafter:
+    draft = DraftOptions(depth=3, topk=3)
+    room = Room(4, 32, 16, VOCAB, NOWHERE)
+    if kind == "off":
+        return OffDrafter()
+    ngram = NgramDrafter(DraftOptions(), capacity=4, device=NOWHERE)
+    if kind == "ngram":
+        return ngram
+    if kind == "model":
+        return around_model(Decoder(tiny_decoder().spec, torch.float32, NOWHERE), draft, room)
+    block = replace(target.spec, num_layers=1, rope_layers=(True,), intermediate_size=40)
+    spec = EagleSpec("eagle3", block, block.hidden_size, (0, 1, 2), VOCAB, fc_norm=True)
+    head = Eagle3(spec, Shared.of(target), None)
+    if kind == "eagle3":
+        return around_head(head, draft, room)
+    return beside_matches(ngram, around_head(head, draft, room, longest=ngram.depth), room)
+
+
+def round_of(kind: str, asked: list[SamplingParams]) -> Round:
+    target = Decoder(tiny_decoder(vocab=VOCAB).spec, torch.float32, NOWHERE)
+    options = EngineOptions(max_batch=4, max_context=128, kv_tokens=512, graphs=False)
+    built = build(target, tokenizer(), drafter_of(kind, target), options, DraftOptions())
+    for slot, params in enumerate(asked):
+        request = Request(settle("r", prompt_of(20 + slot), params, Limits(VOCAB, 128, (2,))), 0)
+        request.cached = request.committed - 1
+        built.round.state.admit(slot, request)
+        built.round.state.set_pages(slot, [1 + slot, 9 + slot, 5 + slot])
+    return built.round
+
+
+def crossings(kind: str, asked: list[SamplingParams], rows: int) -> list[str]:
+    with torch.inference_mode():
+        round_ = round_of(kind, asked)
+        batch = Batch(
+            slot_B=torch.zeros(2, dtype=torch.int64, device=NOWHERE),
+            allowance_B=torch.ones(2, dtype=torch.int64, device=NOWHERE),
+            rows=rows,
+            columns=128,
+            needs=needs_of(asked, VOCAB),
+            raw_top=2,
+            processed_top=2,
+        )
+        with Crossings() as watch:
+            packed(round_.play(batch))
+    return watch.found
+
+
+@pytest.mark.parametrize("kind", ["off", "ngram", "model", "eagle3", "hybrid"])
+@pytest.mark.parametrize("law", [[GREEDY], [WARM, GREEDY], [EVERYTHING, GREEDY]], ids=len)
+def test_a_round_copies_nothing_between_host_and_device(
+    kind: str, law: list[SamplingParams]
+) -> None:
+    for rows in (1, 8) if kind != "off" else (1,):
+        assert crossings(kind, law, rows) == []
+
+
+def test_the_check_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    propose = NgramDrafter.propose
+
+    def sends(self: Any, view: Any) -> Any:
+        torch.tensor([1.0], device=view.length_B.device)
+        return propose(self, view)
+
+    def moves(self: Any, view: Any) -> Any:
+        torch.ones(3).to(view.length_B.device)
+        return propose(self, view)
+
+    for fault in (sends, moves):
+        monkeypatch.setattr(NgramDrafter, "propose", fault)
+        assert crossings("ngram", [GREEDY], 1) != []

@@ -1,0 +1,222 @@
+"""Rounds played from recordings say what launched rounds say, whoever comes and goes."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+from fake_graphs import FakeRecorder, recorded
+from test_engine_traffic import arriving_at_random, asks
+from tiny_engine import VOCAB, finished, free_pages, judged, prompt_of, tiny_engine
+from tiny_heads import around, network
+
+from furcate.config import SamplingParams
+from furcate.drafters.adversary import Adversary
+from furcate.engine.emitted import Emitted, packed, unpacked
+from furcate.engine.graphs import Graphs
+from furcate.engine.report import backend_json
+from furcate.engine.round import Batch
+from furcate.verify.law import Needs
+from furcate.verify.logprobs import Logprobs
+
+GREEDY = SamplingParams(temperature=0, max_tokens=20, seed=1, ignore_eos=True)
+
+
+@pytest.mark.parametrize("drafter", ["off", "ngram", "any", "model", "eagle3", "medusa"])
+def test_whoever_comes_and_goes_every_answer_is_that_of_the_slow_loop(drafter: str) -> None:
+    asked = asks(12, seed=3)
+    want = [judged(prompt, params) for prompt, params in asked]
+    streams = [[*prompt, *tokens] for (prompt, _), tokens in zip(asked, want, strict=True)]
+    guess: Any = drafter
+    if drafter == "any":
+        guess = Adversary(streams, "any", vocab=VOCAB)
+    elif drafter in ("eagle3", "medusa"):
+        guess = around(network(drafter), max_batch=5)
+    engine, recorder = recorded(guess, max_batch=5, prefill_chunk=9)
+    with engine:
+        before = engine.built.scheduler.book.pool.free
+        assert arriving_at_random(engine, asked, seed=3) == want
+        assert free_pages(engine) == before
+        played = engine.built.player.played
+    assert played.eager == 0 and played.refused == {}
+    assert played.replayed == len(recorder.repeats) > len(played.recorded)
+
+
+def test_a_bucket_serves_every_batch_below_it() -> None:
+    """Eight come one by one and go one by one: every batch from one to eight, in four kinds."""
+    engine, recorder = recorded("off", max_batch=8)
+    ten = GREEDY.model_copy(update={"max_tokens": 10})
+    asked = [(prompt_of(5 + 9 * n, n), ten.model_copy(update={"seed": n})) for n in range(8)]
+    sizes: list[int] = []
+    with engine:
+        engine._loop.player = _Noting(engine.built.player, sizes)
+        outputs = finished(engine, [engine.submit(*ask) for ask in asked])
+    assert [list(o.token_ids) for o in outputs] == [judged(*ask) for ask in asked]
+    assert set(sizes) == set(range(1, 9))
+    assert recorder.count == 4
+
+
+class _Noting:
+    """A player that notes the size of every batch."""
+
+    def __init__(self, inner: Any, sizes: list[int]) -> None:
+        self.inner, self.sizes = inner, sizes
+        self.records, self.played = inner.records, inner.played
+
+    def play(self, batch: Batch) -> Emitted:
+        self.sizes.append(len(batch.slot_B))
+        return self.inner.play(batch)
+
+
+def test_rows_of_nobody_touch_no_page_but_the_scratch_page() -> None:
+    engine, _ = recorded("ngram", max_batch=8, kv_tokens=1024)
+    with engine:
+        other = engine.submit(prompt_of(40, 4), GREEDY)
+        for _ in range(4):
+            engine.step()
+        request = engine._open[other][0]
+        cache, size = engine.built.round.target.cache, engine.built.options.page_size
+        held = [p * size + i for p in request.pages.numbers for i in range(size)]
+        free = torch.ones(cache.k_LSKD.shape[1], dtype=torch.bool)
+        free[held], free[:size] = False, False
+        for pool in (cache.k_LSKD, cache.v_LSKD):
+            pool[:, free] = 123.0
+        engine.built.player.play(_three_of_a_kind(engine, request.slot))
+        assert (cache.k_LSKD[:, free] == 123).all() and (cache.v_LSKD[:, free] == 123).all()
+        dummy = engine.built.round.state.dummy
+        assert int(engine.built.round.state.length_C[dummy]) == 0
+
+
+def _three_of_a_kind(engine: Any, slot: int) -> Batch:
+    """A batch of one in a bucket of four: the recording of a batch of three serves it."""
+    dummy = engine.built.round.state.dummy
+    return Batch(
+        slot_B=torch.tensor([slot, dummy, dummy]),
+        allowance_B=torch.tensor([16, 1, 1]),
+        rows=16,
+        columns=80,
+        needs=Needs(),
+    )
+
+
+def test_kinds_are_rounded_up() -> None:
+    engine, _ = recorded("ngram", max_batch=6, max_context=4096, kv_tokens=8192)
+    graphs = engine.built.player
+    assert isinstance(graphs, Graphs)
+    batch = Batch(torch.tensor([1, 2, 3]), torch.tensor([4, 4, 4]), 4, 600, Needs(top_k=40))
+    kind = graphs.kind_of(batch)
+    assert (kind.requests, kind.rows, kind.columns, kind.needs.top_k) == (4, 4, 1024, 64)
+    five = replace(batch, slot_B=torch.arange(5), needs=Needs(), columns=4100, propose=False)
+    kind = graphs.kind_of(five)
+    assert (kind.requests, kind.columns) == (6, 4096 + 15 + 2), "no bucket beyond what there is"
+    assert kind.name == "6x4 columns=4113"
+    assert graphs.kind_of(batch).name == "4x4 columns=1024 top_k draft"
+
+
+def test_what_cannot_be_recorded_is_launched_and_said() -> None:
+    recorder = FakeRecorder(refuse=lambda number: number == 0)
+    engine, _ = recorded("off", recorder=recorder, max_batch=2)
+    prompts = [prompt_of(12, 1), prompt_of(20, 2)]
+    with engine:
+        one = engine.collect(engine.submit(prompts[0], GREEDY))
+        outputs = finished(engine, [engine.submit(p, GREEDY) for p in prompts])
+        told = backend_json(engine.built)["graphs"]
+    assert list(one.token_ids) == judged(prompts[0], GREEDY)
+    assert [list(o.token_ids) for o in outputs] == [judged(p, GREEDY) for p in prompts]
+    reason = "RuntimeError: operation not permitted when stream is capturing"
+    assert list(told["refused"].values()) == [reason]
+    assert told["rounds_launched"] >= 20 and told["rounds_replayed"] >= 10
+
+
+def test_an_engine_on_a_cpu_says_that_it_launches_torch() -> None:
+    with tiny_engine("ngram") as engine:
+        told = backend_json(engine.built)
+    assert told == {
+        "kernels": "torch",
+        "kernels_why": None,
+        "draft_kernels": None,
+        "draft_kernels_why": None,
+        "graphs": None,
+    }
+
+
+def test_warming_up_records_the_common_kinds_first() -> None:
+    engine, _ = recorded("ngram", draft={"adaptive": True}, max_batch=2)
+    with engine:
+        engine.warm_up(GREEDY)
+        names = engine.built.player.played.recorded
+        assert [name.split()[0] for name in names] == ["1x1", "1x2", "1x4", "1x8", "1x16"]
+    engine, _ = recorded("off", max_batch=2)
+    with engine:
+        engine.warm_up(GREEDY)
+        assert [n.split()[0] for n in engine.built.player.played.recorded] == ["1x1"]
+
+
+def random_outcome(seed: int, batch: int, dtype: torch.dtype) -> Emitted:
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+
+    def ints(*size: int) -> torch.Tensor:
+        return torch.randint(-5, 1 << 40, size)
+
+    def told() -> Logprobs | None:
+        if rng.random() < 0.4:
+            return None
+        top = rng.randint(0, 3)
+        chosen, likeliest = torch.randn(batch, 3).to(dtype), torch.randn(batch, 3, top)
+        return Logprobs(chosen, ints(batch, 3, top), likeliest)
+
+    flags = [torch.rand(batch) < 0.5 for _ in range(3)]
+    gains = torch.rand(batch, rng.choice([0, 7]))
+    return Emitted(ints(batch, 3), *(ints(batch) for _ in range(4)), *flags, gains, told(), told())
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_an_outcome_survives_its_journey_in_one_block(batch: int, dtype: torch.dtype) -> None:
+    for seed in range(20):
+        outcome = random_outcome(seed, batch, dtype)
+        block = packed(outcome)
+        assert block.dtype == torch.uint8
+        _same(unpacked(block.clone(), outcome), outcome)
+
+
+def _same(one: Any, other: Any) -> None:
+    for field in fields(one):
+        a, b = getattr(one, field.name), getattr(other, field.name)
+        if isinstance(a, torch.Tensor):
+            assert a.dtype == b.dtype and torch.equal(a, b)
+        elif a is None:
+            assert b is None
+        else:
+            _same(a, b)
+
+
+def test_the_check_can_fail() -> None:
+    outcome = random_outcome(0, 3, torch.float32)
+    block = packed(outcome)
+    block[0] ^= 1
+    with pytest.raises(AssertionError):
+        _same(unpacked(block, outcome), outcome)
+
+
+class _Deaf(FakeRecorder):
+    """Replays nothing: results stay those of the recording, in which nobody played."""
+
+    def record(self, step: Any) -> Any:
+        _repeat, block = super().record(step)
+        return lambda: None, block
+
+
+def test_a_recorder_that_does_not_replay_is_found_out() -> None:
+    engine, _ = recorded("off", recorder=_Deaf(), max_batch=2)
+    prompt = prompt_of(12, 1)
+    request = engine.submit(prompt, GREEDY)
+    for _ in range(30):
+        engine.step()
+    output = engine.abort(request)
+    assert output is not None
+    assert list(output.token_ids) != judged(prompt, GREEDY)

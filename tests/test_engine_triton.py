@@ -1,0 +1,139 @@
+"""An engine on the Triton kernels says what one on the torch references says, in float32.
+
+Without a GPU the kernels run in the interpreter. The two round differently, so the streams are
+compared on targets whose choices are far apart.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from small_models import fill_randomly, tiny_decoder
+from tiny_engine import DRAFT, VOCAB, finished, prompt_of, tokenizer
+from triton_device import DEVICE, MARKS
+
+from furcate.config import DraftOptions, EngineOptions, SamplingParams
+from furcate.drafters.around import around_head
+from furcate.drafters.draft_cache import Room
+from furcate.engine import build as building
+from furcate.engine.build import build
+from furcate.engine.compare import parting
+from furcate.engine.engine import Engine
+from furcate.engine.report import backend_json
+from furcate.heads.eagle import Eagle3
+from furcate.heads.output import Shared
+from furcate.heads.spec import EagleSpec
+from furcate.kernels import draft_head_triton, sample_triton
+from furcate.kernels.backend import TORCH, Kernels
+from furcate.kernels.backend_triton import TRITON
+from furcate.models.decoder import Decoder
+from furcate.models.weights import places
+
+pytestmark = MARKS
+
+MOST = 4 if DEVICE.type == "cpu" else 60
+OPTIONS: dict[str, Any] = {"max_batch": 3, "max_context": 96, "kv_tokens": 512}
+LAWS = (
+    {"temperature": 0.0, "seed": 1},
+    {"temperature": 0.9, "seed": 2},
+    {"temperature": 0.8, "seed": 3, "top_p": 0.9},  # the spelled-out law, on the same kernels
+)
+
+
+@pytest.fixture(autouse=True)
+def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE.type == "cpu":  # the interpreter sorts a thousand keys in half a second
+        monkeypatch.setattr(draft_head_triton, "_BLOCKS", 16)
+        monkeypatch.setattr(sample_triton, "_BLOCKS", 64)
+
+
+def target(dtype: torch.dtype = torch.float32, head_dim: int = 16) -> Decoder:
+    spec = replace(tiny_decoder(vocab=VOCAB).spec, head_dim=head_dim)
+    decoder = Decoder(spec, dtype, torch.device("cpu"))
+    fill_randomly(places(decoder), 0)
+    return decoder.requires_grad_(False).to(DEVICE)
+
+
+def head(decoder: Decoder, small_vocab: bool) -> Eagle3:
+    token_D = torch.arange(3, VOCAB, 2, device=DEVICE) if small_vocab else None
+    words = VOCAB if token_D is None else len(token_D)
+    block = replace(decoder.spec, num_layers=1, rope_layers=(True,), intermediate_size=40)
+    spec = EagleSpec("eagle3", block, block.hidden_size, (0, 1, 2), words, fc_norm=True)
+    made = Eagle3(spec, Shared.of(decoder), token_D)
+    with torch.no_grad():
+        for name, x in made.named_parameters():
+            x.copy_(filled(name, x))
+    return made.requires_grad_(False)
+
+
+def filled(name: str, like: torch.Tensor) -> torch.Tensor:
+    made = {name: torch.empty(like.shape)}
+    fill_randomly(made, 5)
+    return made[name]
+
+
+def engine_on(kernels: Kernels, decoder: Decoder, drafter: str, patch: Any) -> Engine:
+    """An engine on these kernels, whatever the device."""
+    patch.setattr(building, "kernels_of", lambda device: kernels)
+    how = DraftOptions(**{**DRAFT, "depth": 2, "topk": 3, "num_draft_tokens": 7})
+    guess: Any = drafter
+    if drafter.startswith("eagle3"):
+        room = Room(3, 512 // 16, 16, VOCAB, DEVICE, kernels)
+        guess = around_head(head(decoder, drafter == "eagle3 of some"), how, room)
+    elif drafter == "off":
+        how = DraftOptions()
+    built = build(decoder, tokenizer(), guess, EngineOptions(**OPTIONS), how)
+    return Engine(built)
+
+
+def answers(engine: Engine) -> list[Any]:
+    names = []
+    for n, law in enumerate(LAWS):
+        params = SamplingParams(max_tokens=MOST, ignore_eos=True, **law)
+        names.append(engine.submit(prompt_of(4 + 9 * n, n), params))
+    return finished(engine, names)
+
+
+@pytest.mark.parametrize("drafter", ["off", "ngram", "eagle3", "eagle3 of some"])
+def test_triton_says_what_torch_says(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = target()
+    with engine_on(TORCH, decoder, drafter, monkeypatch) as engine:
+        told = answers(engine)
+    with engine_on(TRITON, decoder, drafter, monkeypatch) as engine:
+        heard = answers(engine)
+        report = backend_json(engine.built)
+        for one, other, law in zip(heard, told, LAWS, strict=True):
+            params = SamplingParams(max_tokens=MOST, ignore_eos=True, **law)
+            part = parting(engine, one, other, params)
+            assert part is None or part.tie, f"{law}: {part}"
+    assert report["kernels"] == "triton" and report["kernels_why"] is None
+    assert DEVICE.type == "cpu" or report["graphs"]["refused"] == {}
+    if drafter.startswith("eagle3"):
+        assert report["draft_kernels"] == "triton"
+        drafted = [sum(o.stats.drafted for o in side) for side in (heard, told)]
+        assert drafted[0] == drafted[1] > 0
+        for one, other in zip(heard, told, strict=True):
+            assert one.stats.accepted == other.stats.accepted, "the same nodes were proposed"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "why"),
+    [
+        (torch.float64, 16, "the Triton kernels are not for float64"),
+        (torch.float32, 8, "the Triton kernels want a power of two .* and this is 8"),
+        (torch.float32, 24, "the Triton kernels want a power of two .* and this is 24"),
+    ],
+)
+def test_what_the_kernels_do_not_know_falls_back_by_name(
+    dtype: torch.dtype, head_dim: int, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine_on(TRITON, target(dtype, head_dim), "off", monkeypatch) as engine:
+        report = backend_json(engine.built)
+        outputs = answers(engine)
+    assert report["kernels"] == "torch"
+    assert re.fullmatch(why, report["kernels_why"])
+    assert all(len(output.token_ids) == MOST for output in outputs)
