@@ -32,7 +32,7 @@ from furcate.kernels.draft import Verdict
 from furcate.kernels.draft_head import draft_head
 from furcate.kernels.draws import Draws
 from furcate.kernels.kv_move import move_path
-from furcate.kernels.tree_attention import Keys, behind
+from furcate.kernels.tree_attention import Keys, Sight, behind
 from furcate.tree.calibration import DepthScale
 from furcate.verify.noise import gumbel_noise
 
@@ -122,6 +122,25 @@ def attention(bench: Bench, shape: Shape, batch: int, length: int, rows: int) ->
     moved += 2 * q_THD.nbytes
     size = f"{shape.name} batch={batch} length={length} rows={rows}"
     return bench.timed("tree attention", size, error, lambda: look(q_THD, next(turns)), moved)
+
+
+def drafting(bench: Bench, shape: Shape, batch: int, length: int) -> Timed:
+    """Attention of one level of a draft: ten rows over sixty nodes and the root."""
+    made, rows = case(batch, length, 61, bench.device), 10
+    plain = behind(made.places, made.draft.end_BR, made.draft.live_B)
+    sees_BRN = torch.rand(batch, rows, 61, device=bench.device) < 0.3
+    sees_BRN[:, :, 0] = True
+    sight = Sight(made.places, plain.slot_BN, plain.slot_BN, plain.live_B, sees_BRN, first=1)
+    q_THD = _random(bench, (batch * rows, shape.heads, shape.size))
+    keys = Keys(*(_random(bench, (made.slots, shape.kv, shape.size)) for _ in "kv"))
+    group = shape.heads // shape.kv
+    told = attending.look(sight, group, torch.float32)
+    expected = told(q_THD.float(), Keys(keys.k_SKD.float(), keys.v_SKD.float()))
+    look = bench.kernels.look(sight, group, bench.dtype)
+    error = distance(look(q_THD, keys), expected)
+    moved = 2 * batch * (length + 61) * shape.kv * shape.size * bench.dtype.itemsize
+    size = f"{shape.name} batch={batch} length={length} rows={rows}"
+    return bench.timed("draft attention", size, error, lambda: look(q_THD, keys), moved)
 
 
 def writing(bench: Bench, shape: Shape, rows: int) -> Timed:
@@ -214,6 +233,7 @@ def everything(bench: Bench, shapes: tuple[Shape, ...], *, tiny: bool) -> Iterat
             for length in lengths:
                 for rows in (1, 8) if tiny else (1, 4, 16, 64):
                     yield attention(bench, shape, batch, length, rows)
+                yield drafting(bench, shape, batch, length)
             yield from moving(bench, shape, batch, 16 if tiny else 64)
             for rows in (1, 8) if tiny else (1, 10, 64):
                 yield from choosing(bench, shape, batch, rows)

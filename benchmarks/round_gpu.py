@@ -4,10 +4,11 @@
     python benchmarks/round_gpu.py --shapes llama-8b --batches 1 --drafters off eagle3
 
 SmolLM2-135M with its own weights and heads, and a target of Llama-8B's sizes with random weights.
-Acceptance is forced: the tree's likeliest path is set to what plain decoding said before, as far as
-`--accept` levels, while the drafter does all its work; so figures are of speed alone, and each of
-them says that it was forced. Every request of a batch is the same, greedy. Rounds are driven
-without tokenizer, scheduler and text (`furcate bench` measures those too).
+Acceptance is forced: the last norm of every target is set to zero, so that all scores are equal and
+the choice is token 0, whatever rounds how; and the tree's likeliest path is set to what plain
+decoding said before, as far as `--accept` levels, while the drafter does all its work. So figures
+are of speed alone, and each of them says that it was forced. Every request of a batch is the same,
+greedy. Rounds are driven without tokenizer, scheduler and text, which `furcate bench` measures too.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from torch import Tensor
 from furcate.config import DraftOptions, EngineOptions, SamplingParams
 from furcate.drafters.around import around_head
 from furcate.drafters.base import Drafter, View
-from furcate.drafters.make import Setting, make_drafter, room_of
+from furcate.drafters.make import Setting, kernels_in, make_drafter, room_of
 from furcate.engine.asking import Limits, settle
 from furcate.engine.birth import birth
 from furcate.engine.build import Built, build
@@ -253,10 +254,13 @@ def timed(target: Target, kind: str, plan: Plan, batch: int, graphs: bool) -> di
     rows = built.round.most_nodes + 1
     tokens, times = _twice(built, plan, batch, rows)
     per_round = len(tokens) / len(times)
+    beneath = kernels_in(forced.inner)
     return (
         record
         | backend_json(built)
         | {
+            "draft_kernels": None if beneath is None else beneath.name,
+            "draft_kernels_why": None if beneath is None else beneath.why,
             "forced_levels": plan.accept,
             "rows": rows,
             "tokens_per_round": per_round,
@@ -322,11 +326,11 @@ def target_of(name: str, device: torch.device) -> Target:
     tokenizer = load_tokenizer(resolve(OWN))
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     if name == OWN:
-        return Target(
-            name, load_decoder(resolve(OWN), dtype, device).requires_grad_(False), tokenizer
-        )
-    decoder = Decoder(SPECS[name], dtype, device).requires_grad_(False)
-    _fill(decoder)
+        decoder = load_decoder(resolve(OWN), dtype, device)
+    else:
+        decoder = Decoder(SPECS[name], dtype, device)
+        _fill(decoder)
+    decoder.requires_grad_(False).norm.weight.zero_()
     return Target(name, decoder, tokenizer)
 
 

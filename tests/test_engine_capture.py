@@ -97,6 +97,7 @@ def crossings(kind: str, asked: list[SamplingParams], rows: int) -> list[str]:
         )
         with Crossings() as watch:
             packed(round_.play(batch))
+            packed(round_.play(replace(batch, propose=False)))
     return watch.found
 
 

@@ -207,7 +207,7 @@ class _Deaf(FakeRecorder):
     """Replays nothing: results stay those of the recording, in which nobody played."""
 
     def record(self, step: Any) -> Any:
-        _repeat, block = super().record(step)
+        _, block = super().record(step)
         return lambda: None, block
 
 

@@ -23,6 +23,7 @@ from furcate.heads.build import build
 from furcate.heads.held import Held
 from furcate.heads.spec_json import spec_from_json, spec_to_json
 from furcate.heads.store import (
+    add_calibration,
     load_head,
     new_head,
     read_native,
@@ -338,3 +339,26 @@ def test_every_shipped_head_is_whole() -> None:
         stored = read_native(head.path)
         assert stored.provenance and stored.fingerprint
         assert (head.path / "manifest.json").is_file()
+
+
+def test_a_calibration_that_is_added_is_part_of_the_manifest(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "h")
+    for record in ({"scales": []}, {"scales": [1]}):
+        add_calibration(folder, record, folder)
+        assert read_native(folder).calibration == record
+        assert "calibration.json" in json.loads((folder / "manifest.json").read_text())["files"]
+    (folder / "calibration.json").write_text("{}")
+    with pytest.raises(BadFile, match=r"calibration\.json"):
+        read_native(folder)
+
+
+def test_a_calibration_goes_beside_the_same_weights_only(tmp_path: Path) -> None:
+    folder, twin = saved(tmp_path / "h"), saved(tmp_path / "twin", provenance={"seed": 2})
+    add_calibration(twin, {"scales": []}, folder)
+    assert read_native(twin).calibration == {"scales": []}
+    other = saved(tmp_path / "other", "mtp")
+    with pytest.raises(BadRequest, match="another head"):
+        add_calibration(other, {"scales": []}, folder)
+    assert read_native(other).calibration is None
+    saved(twin, "mtp")
+    assert read_native(twin).calibration is None

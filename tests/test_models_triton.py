@@ -1,4 +1,4 @@
-"""The rotary turn and the gate as Triton kernels equal their torch twins, slopes too."""
+"""The turn, the gate and the norm as Triton kernels equal their torch twins, and their slopes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import pytest
 import torch
 from triton_device import DEVICE, MARKS
 
-from furcate.models import gate, gate_triton, rope, rope_triton
+from furcate.models import gate, gate_triton, norm, norm_triton, rope, rope_triton
 from furcate.models.spec import RopeSpec
 
 pytestmark = MARKS
+
+# the interpreter cuts bfloat16 off instead of rounding it
+HALVES = [torch.float16] if DEVICE.type == "cpu" else [torch.float16, torch.bfloat16]
 
 
 @pytest.mark.parametrize(
@@ -49,3 +52,30 @@ def test_the_gate_and_its_slope_are_those_of_the_reference(rows: int, inner: int
     assert given.grad is not None and exact.grad is not None
     torch.testing.assert_close(found.cpu().double(), wanted, atol=2e-5, rtol=1e-5)
     torch.testing.assert_close(given.grad.cpu().double(), exact.grad, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "size"), [(1, 5), (4, 48), (3, 576), (2, 4096)])
+def test_a_sum_and_its_norm_are_those_of_the_reference(rows: int, size: int) -> None:
+    rng = torch.Generator().manual_seed(size)
+    x, more = (torch.randn(rows, 2 * size, generator=rng, dtype=torch.float64) for _ in "xm")
+    weight = torch.randn(size, generator=rng, dtype=torch.float64)
+    x, more = x[:, size:], more[:, :size]  # rows may lie apart
+    wanted = norm.add_norm(x, more, weight, 1e-5)
+    found = norm_triton.add_norm(*(y.float().to(DEVICE) for y in (x, more, weight)), 1e-5)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.cpu().double(), other, atol=1e-5, rtol=1e-5)
+    wrong = norm.add_norm(x, -more, weight, 1e-5)
+    assert (found[1].cpu().double() - wrong[1]).abs().max() > 1e-2, "and the comparison can fail"
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_the_norm_is_that_of_the_rounded_sum(dtype: torch.dtype) -> None:
+    rng = torch.Generator().manual_seed(1)
+    x, more = (torch.randn(3, 64, generator=rng).to(dtype) for _ in "xm")
+    weight = torch.ones(64, dtype=dtype)
+    total, normed = norm_triton.add_norm(*(y.to(DEVICE) for y in (x, more, weight)), 1e-5)
+    assert torch.equal(total.cpu(), x + more)
+    exact = norm.add_norm((x + more).double(), torch.zeros(3, 64).double(), weight.double(), 1e-5)
+    torch.testing.assert_close(
+        normed.cpu().double(), exact[1], atol=0, rtol=2 * torch.finfo(dtype).eps
+    )

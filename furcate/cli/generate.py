@@ -86,6 +86,7 @@ def generate(
         output = answered(engine, prompt, params, aloud=not show.as_json)
         beside = _compared(engine, output, params) if show.compare else None
         drafter = {"drafter": draft.chosen_drafter(), "drafter_details": drafter_json(engine)}
+        drafter |= engine.backend()
     if show.as_json:
         print_json(_record(output, beside) | drafter)
     elif beside is not None:

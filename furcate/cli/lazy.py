@@ -22,6 +22,7 @@ __all__ = [
     "heads_module",
     "load_engine",
     "train_module",
+    "tune_module",
 ]
 
 
@@ -73,3 +74,10 @@ def train_module() -> ModuleType:
     from furcate.train import job
 
     return job
+
+
+def tune_module() -> ModuleType:
+    """The module that calibrates heads."""
+    from furcate.train import calibrating
+
+    return calibrating

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import furcate
-from furcate.cli import bench, chat, generate, heads, models, train
+from furcate.cli import bench, chat, generate, heads, models, train, tune
 from furcate.cli.flags import spread
 from furcate.cli.sglang import own_words
 from furcate.errors import FurcateError
@@ -32,6 +32,7 @@ app.command("bench")(spread(bench.bench))
 app.command("train")(spread(train.train))
 app.add_typer(models.app, name="models")
 app.add_typer(heads.app, name="heads")
+app.add_typer(tune.app, name="tune")
 
 
 def _tell_version(wanted: bool) -> None:

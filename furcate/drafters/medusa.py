@@ -5,6 +5,8 @@ Legend: B requests, R rows of one pass, D levels, K heads, C hidden size, V draf
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import Tensor
 
 from furcate.drafters.base import View
@@ -40,9 +42,9 @@ class MedusaDrafter:
         self.depth = len(manner.plan)
         self.pool = sum(step.candidates for step in manner.plan)
         spec = heads.spec
-        words = Vocabulary(heads.token_D, min(room.vocab, spec.vocab_size))
+        self.words = Vocabulary(heads.token_D, min(room.vocab, spec.vocab_size))
         dtype = next(heads.parameters()).dtype
-        self._grower = manner.grower(words, room.device, room.kernels.fitting(dtype))
+        self._grower = manner.grower(self.words, room.device, room.kernels.fitting(dtype))
         self.plausible = self._grower.plausible
         self._room = room
         self.states = StatePool(room.slots, spec.hidden_size, dtype, room.device)
@@ -56,13 +58,21 @@ class MedusaDrafter:
 
     def propose(self, view: View) -> Proposal:
         """Every head's guess from the state before the root, level by level."""
-        before_B1 = view.length_B[:, None] - 1
-        state_B1C = self.states.read(places_of(view, self._room), before_B1)
-        logits_KBV = self.heads.logits(self.heads(state_B1C[:, 0]))
+        logits_KBV = self.heads.logits(self._heard(view))
         growth = self._grower.begin(view)
         for logits_BV in logits_KBV[: self.depth]:
             growth.branch(logits_BV[:, None])
         return growth.proposal()
+
+    def follow(self, view: View, next_BD: Tensor) -> Iterator[Tensor]:
+        """What `scores` reads at each level, [B, C]: the same on every path."""
+        yield from self._heard(view)[: self.depth]
+
+    def scores(self, out_BC: Tensor, level: int) -> Tensor:
+        """Scores of the draft vocabulary, [B, V], `level` tokens below the root."""
+        outputs = self.heads.outputs
+        scores_BV: Tensor = outputs[level % len(outputs)](out_BC)
+        return scores_BV[:, : self.words.size]
 
     def learn(self, view: View, draft: Draft, verdict: Verdict, features_BRF: Tensor) -> None:
         """Note how often nodes of each weight were accepted; keep the accepted path's states."""
@@ -76,3 +86,10 @@ class MedusaDrafter:
     def copy_page(self, source: int, target: int) -> None:
         """Follow the target's cache when it copies a shared page."""
         self.states.copy_page(source, target, self._room.page_size)
+
+    def _heard(self, view: View) -> Tensor:
+        """What each head makes of the state before the root, [K, B, C]."""
+        before_B1 = view.length_B[:, None] - 1
+        state_B1C = self.states.read(places_of(view, self._room), before_B1)
+        heard_KBC: Tensor = self.heads(state_B1C[:, 0])
+        return heard_KBC

@@ -6,6 +6,9 @@ V draft vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import torch
 from torch import Tensor
 
 from furcate.drafters.base import View
@@ -41,8 +44,8 @@ class RecurrentDrafter:
         self.depth = len(manner.plan)
         self.pool = sum(step.candidates for step in manner.plan)
         self.cache = DraftCache(network, room, sum(step.rows for step in manner.plan))
-        words = Vocabulary(network.token_D, min(room.vocab, network.vocab))
-        self._grower = manner.grower(words, room.device, room.kernels.fitting(network.dtype))
+        self.words = Vocabulary(network.token_D, min(room.vocab, network.vocab))
+        self._grower = manner.grower(self.words, room.device, room.kernels.fitting(network.dtype))
         self.plausible = self._grower.plausible
         self._dummy = room.capacity
         # a round commits the accepted nodes and one more, and the last root's keys lay in scratch
@@ -62,14 +65,29 @@ class RecurrentDrafter:
 
     def propose(self, view: View) -> Proposal:
         """Catch up with what was committed, then grow the tree level by level."""
-        tail = self.cache.tail(view, self._tail)
-        out_BFC = _at_the_root(self._score(view, tail), view, tail)
+        out_BFC = self._root(view)
         growth = self._grower.begin(view)
         for depth in range(self.depth):
             if depth:
                 out_BFC = self._below(view, growth.frontier, out_BFC, depth)
             growth.branch(self._logits(out_BFC))
         return growth.proposal()
+
+    def follow(self, view: View, next_BD: Tensor) -> Iterator[Tensor]:
+        """What `scores` reads at the root and below each token of a given path, [B, C] a level.
+
+        `next_BD`: int64, the tokens that follow each root; behind a -1 nothing has a meaning.
+        """
+        out_B1C = self._root(view)
+        for depth in range(self.depth):
+            if depth:
+                row = _on_path(next_BD[:, depth - 1 : depth].clamp_min(0), depth)
+                out_B1C = self._below(view, row, out_B1C, depth)
+            yield out_B1C[:, 0]
+
+    def scores(self, out_BC: Tensor, level: int) -> Tensor:
+        """Scores of the draft vocabulary, [B, V], `level` tokens below the root."""
+        return self.network.logits(out_BC)[:, : self.words.size]
 
     def learn(self, view: View, draft: Draft, verdict: Verdict, features_BRF: Tensor) -> None:
         """Note how often nodes of each weight were accepted; keep the accepted path's states."""
@@ -84,6 +102,11 @@ class RecurrentDrafter:
     def copy_page(self, source: int, target: int) -> None:
         """Follow the target's cache when it copies a shared page."""
         self.cache.copy_page(source, target)
+
+    def _root(self, view: View) -> Tensor:
+        """Outputs [B, 1, C] at the roots, once all that was committed since is caught up with."""
+        tail = self.cache.tail(view, self._tail)
+        return _at_the_root(self._score(view, tail), view, tail)
 
     def _below(self, view: View, frontier: Frontier, out_BFC: Tensor, depth: int) -> Tensor:
         """Outputs at the frontier's rows, `depth` below the roots; `out` are those above them."""
@@ -118,3 +141,10 @@ def _at_the_root(out_BRC: Tensor, view: View, tail: Pass) -> Tensor:
     """The output at each request's last token: [B, 1, C]."""
     last_B = view.length_B - tail.position_BR[:, 0]
     return out_BRC.gather(1, last_B[:, None, None].expand(-1, 1, out_BRC.shape[2]))
+
+
+def _on_path(tokens_B1: Tensor, depth: int) -> Frontier:
+    """One row a request, `depth` below the root, that sees all rows before it."""
+    certain_B1, first_B1 = torch.zeros_like(tokens_B1, dtype=torch.float32), tokens_B1 * 0
+    seen_B1N = torch.ones(*tokens_B1.shape, depth, dtype=torch.bool, device=tokens_B1.device)
+    return Frontier(tokens_B1, certain_B1, certain_B1, first_B1, first_B1, seen_B1N)

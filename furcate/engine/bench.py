@@ -123,7 +123,8 @@ def report(engine: Engine, answers: Sequence[Answered], asked: Mapping[str, Any]
             groups.setdefault(one.prompt.category, []).append(one)
     by_category = {name: summary(group) for name, group in groups.items()}
     born = birth(engine.built.round.target.decoder.device)
-    return {**summary(answers), "by_category": by_category, **asked, **born}
+    backend = engine.backend()
+    return {**summary(answers), "by_category": by_category, **asked, **backend, **born}
 
 
 def summary(answers: Sequence[Answered]) -> dict[str, Any]:

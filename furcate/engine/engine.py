@@ -13,6 +13,7 @@ from furcate.config import DraftOptions, EngineOptions, SamplingParams
 from furcate.engine.build import Built, load
 from furcate.engine.loop import Loop
 from furcate.engine.outputs import Output, Piece
+from furcate.engine.report import backend_json
 from furcate.engine.request import Request
 from furcate.engine.turns import Turns
 from furcate.errors import BadRequest
@@ -178,6 +179,10 @@ class Engine:
         """
         with self._lock:
             return self._abort(request_id)
+
+    def backend(self) -> dict[str, Any]:
+        """What rounds run on: kernels and recorded graphs, and why not the device's own."""
+        return backend_json(self.built)
 
     def warm_up(self, params: SamplingParams | None = None) -> None:
         """Measure ahead what rounds of this kind cost; else the first that needs it waits."""

@@ -153,9 +153,11 @@ class Loop:
         for request in players:
             self.state.set_pages(request.slot, request.pages.numbers)
         batch = replace(self._batch(players, rows, needs), propose=self._asks(players, rows))
+        known = len(self.player.played.recorded)
         emitted = self.player.play(batch)
         seconds = time.perf_counter() - began
-        if batch.propose == (rows > 1 or self.round.drafter.light):
+        first = known < len(self.player.played.recorded)  # the time is that of the recording
+        if not first and batch.propose == (rows > 1 or self.round.drafter.light):
             self.budget.observe(needs, rows * len(players), seconds)
         for b, told in enumerate(emitted.told()[: len(players)]):
             request = players[b]

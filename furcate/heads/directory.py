@@ -61,14 +61,15 @@ def whole_directory(
             shutil.rmtree(scratch, ignore_errors=True)
 
 
-def write_manifest(directory: Path) -> None:
-    """manifest.json: size and sha256 of every file that lies in the directory now."""
-    write_json(directory / MANIFEST, manifest_of(directory))
+def write_manifest(directory: Path, but: Collection[str] = ()) -> None:
+    """manifest.json: size and sha256 of every file that lies in the directory now, `but` those."""
+    write_json(directory / MANIFEST, manifest_of(directory, but))
 
 
-def manifest_of(directory: Path) -> dict[str, object]:
+def manifest_of(directory: Path, but: Collection[str] = ()) -> dict[str, object]:
     """What `write_manifest` writes."""
-    files = sorted(file for file in directory.iterdir() if file.name != MANIFEST)
+    unnamed = (MANIFEST, *but)
+    files = sorted(file for file in directory.iterdir() if file.name not in unnamed)
     return {
         "files": {
             file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)} for file in files

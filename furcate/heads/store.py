@@ -5,7 +5,7 @@ model.safetensors its own weights; `frequent`: token ids by falling frequency; `
                   an own, smaller output matrix
 provenance.json   how it came to be
 calibration.json  optional: what its scores are worth as probabilities
-manifest.json     size and sha256 of the files above, those that were there from the start
+manifest.json     size and sha256 of the files above; a calibration may be missing from it
 
 Legend: D draft vocabulary, N tokens by frequency.
 """
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from furcate.errors import BadFile, FurcateError
+from furcate.errors import BadFile, BadRequest, FurcateError
 from furcate.files import write_json
 from furcate.heads.build import build, new_head
 from furcate.heads.directory import MANIFEST, check_manifest, whole_directory, write_manifest
@@ -36,7 +36,9 @@ __all__ = [
     "FORMAT",
     "SHIPPED",
     "ShippedHead",
+    "add_calibration",
     "check_fingerprint",
+    "check_same_head",
     "is_native",
     "load_head",
     "new_head",
@@ -157,6 +159,34 @@ def write_native(directory: Path, stored: Held) -> None:
         calibration = stored.calibration or _kept_calibration(directory, place)
         if calibration is not None:
             write_json(place / CALIBRATION, dict(calibration))
+            write_manifest(place)
+
+
+def add_calibration(directory: Path, calibration: Mapping[str, Any], of: Path) -> None:
+    """Put the calibration of the head at `of` beside a head, and name it in the manifest.
+
+    At every moment the directory is whole: with the old calibration, or with the new one.
+
+    Raises:
+        BadFile: the directory is damaged.
+        BadRequest: it holds another head.
+        StorageFailed: the disk is full, or the place cannot be written.
+    """
+    check_manifest(directory)
+    check_same_head(directory, of)
+    named = (directory / MANIFEST).is_file()
+    if named:
+        write_manifest(directory, but=(CALIBRATION,))
+    write_json(directory / CALIBRATION, dict(calibration))
+    if named:
+        write_manifest(directory)
+
+
+def check_same_head(directory: Path, of: Path) -> None:
+    """Raises BadRequest where a directory does not hold the weights of the head at `of`."""
+    if directory.resolve() != of.resolve() and not _same_weights(directory, of):
+        hint = "a calibration fits the head that it was fitted for"
+        raise BadRequest("holds another head", field="out", value=str(directory), hint=hint)
 
 
 def read_native(directory: Path) -> Held:
@@ -275,7 +305,15 @@ def _fingerprint(path: Path) -> str | None:
 def _kept_calibration(directory: Path, place: Path) -> dict[str, Any] | None:
     """That of an older head at `directory`, if its weights are those now at `place`."""
     try:
-        before, now = (read_json(each / MANIFEST)["files"][WHOLE] for each in (directory, place))
-        return _optional(directory / CALIBRATION) if before == now else None
-    except (FurcateError, KeyError, TypeError):
+        return _optional(directory / CALIBRATION) if _same_weights(directory, place) else None
+    except FurcateError:
         return None
+
+
+def _same_weights(one: Path, other: Path) -> bool:
+    """By their manifests; without them nobody knows."""
+    try:
+        first, second = (read_json(each / MANIFEST)["files"][WHOLE] for each in (one, other))
+    except (FurcateError, KeyError, TypeError):
+        return False
+    return bool(first == second)

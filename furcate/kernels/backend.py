@@ -20,7 +20,7 @@ from furcate.kernels.draft_head import Children, Scale
 from furcate.kernels.draws import Draws
 from furcate.kernels.tree_attention import Keys, Sight
 
-__all__ = ["TORCH", "Kernels", "kernels_of"]
+__all__ = ["TORCH", "DraftHead", "Kernels", "Look", "TurnWrite", "kernels_of"]
 
 _LEAST_HEAD = 16  # of a matrix unit
 
@@ -38,6 +38,13 @@ class DraftHead(Protocol):
     ) -> Children: ...
 
 
+Look = Callable[[Tensor, Keys], Tensor]
+"""(q_THD, keys) -> out_THD, by the sight of a pass."""
+
+TurnWrite = Callable[[Tensor, tuple[Tensor, Tensor], Keys, Tensor], Tensor]
+"""(qkv_TAD, cosines and sines, keys, slot_T) -> q_THD: turns, writes, gives the turned queries."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """One implementation of everything that has two; each field's contract is its reference's.
@@ -47,11 +54,12 @@ class Kernels:
     """
 
     name: str
-    look: Callable[[Sight, int, torch.dtype], Callable[[Tensor, Keys], Tensor]]
+    look: Callable[[Sight, int, torch.dtype], Look]
     write: Callable[[Keys, Tensor, Tensor, Tensor], None]
     select: Callable[[Proposal, Tensor, int, Tensor], Draft]
     accept: Callable[[Draft, Tensor, int, Tensor], Verdict]
     move_path: Callable[[tuple[Tensor, Tensor], Tensor, Verdict], None]
+    turn_write: TurnWrite | None = None  # None: keys are turned first, and then written
     sample: Callable[[Tensor, Draws, Tensor], Tensor] | None = None
     draft_head: DraftHead | None = None
     why: str | None = None  # these and not the device's own ones; None: they are its own

@@ -10,6 +10,7 @@ from furcate.kernels import (
     sample_triton,
     select_triton,
     tree_attention_triton,
+    turn_write_triton,
 )
 from furcate.kernels.backend import Kernels
 
@@ -22,6 +23,7 @@ TRITON = Kernels(
     select=select_triton.select,
     accept=accept_triton.accept,
     move_path=kv_move_triton.move_path,
+    turn_write=turn_write_triton.turn_write,
     sample=sample_triton.sample,
     draft_head=draft_head_triton.draft_head,
 )

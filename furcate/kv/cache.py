@@ -6,18 +6,17 @@ Legend: B requests, R rows, T = B * R flat rows, L layers, S slots, K key/value 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from furcate.kernels.backend import TORCH, Kernels
+from furcate.kernels.backend import TORCH, Kernels, Look, TurnWrite
 from furcate.kernels.draft import Verdict
 from furcate.kernels.tree_attention import Keys, Sight
 
-__all__ = ["CacheShape", "PagedCache", "zeros"]
+__all__ = ["Attending", "CacheShape", "PagedCache", "Turned", "zeros"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +53,17 @@ class PagedCache:
         self.k_LSKD = zeros(size, dtype, device)
         self.v_LSKD = zeros(size, dtype, device)
 
-    def attend(self, sight: Sight, heads: int) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
+    def attend(self, sight: Sight, heads: int) -> Attending:
         """How a decoder of `heads` query heads attends in this pass: write the rows' keys, then
         look at all that each row sees."""
         look = self.kernels.look(sight, heads // self.shape.kv_heads, self.k_LSKD.dtype)
-        slot_T = sight.write_T
+        if self.kernels.turn_write is None:
+            return Attending(self, sight.write_T, look)
+        return Turned(self, sight.write_T, look, self.kernels.turn_write)
 
-        def attend(layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
-            keys = Keys(self.k_LSKD[layer], self.v_LSKD[layer])
-            self.kernels.write(keys, slot_T, k_TKD, v_TKD)
-            return look(q_THD, keys)
-
-        return attend
+    def layer(self, layer: int) -> Keys:
+        """The pool of one layer."""
+        return Keys(self.k_LSKD[layer], self.v_LSKD[layer])
 
     def move(self, slot_BR: Tensor, verdict: Verdict) -> None:
         """Put the accepted path's keys and values in place."""
@@ -78,6 +76,33 @@ class PagedCache:
         new = slice(target * size, (target + 1) * size)
         for pool in (self.k_LSKD, self.v_LSKD):
             pool[:, new] = pool[:, old]
+
+
+@dataclass(frozen=True, slots=True)
+class Attending:
+    """The attention of one pass, layer by layer."""
+
+    cache: PagedCache
+    slot_T: Tensor  # of the pass's rows
+    look: Look
+
+    def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
+        """What the queries see, [T, H, D]; keys are turned already."""
+        keys = self.cache.layer(layer)
+        self.cache.kernels.write(keys, self.slot_T, k_TKD, v_TKD)
+        return self.look(q_THD, keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Turned(Attending):
+    """The same, and it turns queries and keys by itself if it is given the angles."""
+
+    turn_write: TurnWrite
+
+    def turning(self, layer: int, qkv_TAD: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+        """What the queries see, [T, H, D], from one projection of queries, keys and values."""
+        keys = self.cache.layer(layer)
+        return self.look(self.turn_write(qkv_TAD, angles, keys, self.slot_T), keys)
 
 
 def zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

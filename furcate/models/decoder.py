@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +17,24 @@ from torch.nn import functional
 from furcate.errors import BadRequest, Unsupported
 from furcate.models.gate import gated
 from furcate.models.linear import Linear, can_pack, linear, pack_weight
+from furcate.models.norm import add_norm
 from furcate.models.rope import Rope, Turn, turn
 from furcate.models.spec import DecoderSpec
 
-__all__ = ["Attend", "Attention", "Decoder", "Layer", "Mlp", "RmsNorm", "States"]
+__all__ = ["Attend", "Attention", "Decoder", "Layer", "Mlp", "RmsNorm", "States", "Turning"]
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q_THD, k_TKD, v_TKD) -> out_THD. Keys are already turned to their positions."""
+
+
+@runtime_checkable
+class Turning(Protocol):
+    """An `Attend` that can turn queries and keys itself, on their way to where they are kept."""
+
+    def turning(self, layer: int, qkv_TAD: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+        """As the call, from queries, keys and values side by side and the angles of a `Turn`."""
+        ...
+
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -46,6 +58,10 @@ class RmsNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.rms_norm(x, self.shape, self.weight, self.eps)
+
+    def of_sum(self, x_TC: Tensor, more_TC: Tensor) -> tuple[Tensor, Tensor]:
+        """(x + more, the norm of it)."""
+        return add_norm(x_TC, more_TC, self.weight, self.eps)
 
 
 class Attention(nn.Module):
@@ -73,14 +89,27 @@ class Attention(nn.Module):
     def forward(self, x_TC: Tensor, by: Turn, attend: Attend) -> Tensor:
         H, K = self.heads, self.kv_heads
         qkv_TAD = self.qkv(x_TC).view(-1, H + 2 * K, self.head_dim)
+        turning = _turning(attend)
+        if self.turned and self.q_norm is None and turning is not None:
+            seen_THD = turning.turning(self.index, qkv_TAD, (by.cos_T1D, by.sin_T1D))
+        else:
+            seen_THD = self._attended(qkv_TAD, by, attend)
+        mixed_TC: Tensor = self.out(seen_THD.reshape(-1, self.width))
+        return mixed_TC
+
+    def _attended(self, qkv_TAD: Tensor, by: Turn, attend: Attend) -> Tensor:
+        """Norm and turn, then attend."""
+        H, K = self.heads, self.kv_heads
         qk_TAD, v_TKD = qkv_TAD[:, : H + K], qkv_TAD[:, H + K :]
         if self.q_norm is not None and self.k_norm is not None:
             qk_TAD = torch.cat((self.q_norm(qk_TAD[:, :H]), self.k_norm(qk_TAD[:, H:])), 1)
         if self.turned:
             qk_TAD = turn(qk_TAD, by)
-        seen_THD = attend(self.index, qk_TAD[:, :H], qk_TAD[:, H:], v_TKD)
-        mixed_TC: Tensor = self.out(seen_THD.reshape(-1, self.width))
-        return mixed_TC
+        return attend(self.index, qk_TAD[:, :H], qk_TAD[:, H:], v_TKD)
+
+
+def _turning(attend: object) -> Turning | None:
+    return attend if isinstance(attend, Turning) else None
 
 
 class Mlp(nn.Module):
@@ -108,9 +137,18 @@ class Layer(nn.Module):
         self.mlp = Mlp(spec, like=like)
 
     def forward(self, x_TC: Tensor, by: Turn, attend: Attend) -> Tensor:
-        x_TC = x_TC + self.attention(self.attention_norm(x_TC), by, attend)
-        y_TC: Tensor = x_TC + self.mlp(self.mlp_norm(x_TC))
-        return y_TC
+        x_TC, more_TC = self.halves(x_TC, self.attention_norm(x_TC), by, attend)
+        return x_TC + more_TC
+
+    def halves(
+        self, x_TC: Tensor, normed_TC: Tensor, by: Turn, attend: Attend
+    ) -> tuple[Tensor, Tensor]:
+        """The two parts of the stream behind this layer, from the stream and its norm before it.
+
+        Whoever comes next adds them and norms the sum, which is one kernel where it can be.
+        """
+        x_TC, normed_TC = self.mlp_norm.of_sum(x_TC, self.attention(normed_TC, by, attend))
+        return x_TC, self.mlp(normed_TC)
 
 
 class Decoder(nn.Module):
@@ -164,15 +202,18 @@ class Decoder(nn.Module):
         """
         by = self.rope(positions_T)
         x_TC = self.embed(tokens_T)
+        blocks = cast(list[Layer], list(self.layers))
+        norms = [*(block.attention_norm for block in blocks), self.norm]
+        normed_TC = norms[0](x_TC)
         kept: dict[int, Tensor] = {}
-        for index, layer in enumerate(self.layers):
+        for index, block in enumerate(blocks):
             if index in layers:
                 kept[index] = x_TC
-            x_TC = layer(x_TC, by, attend)
-        last_TC: Tensor = self.norm(x_TC)
-        kept[len(self.layers)] = last_TC
+            x_TC, more_TC = block.halves(x_TC, normed_TC, by, attend)
+            x_TC, normed_TC = norms[index + 1].of_sum(x_TC, more_TC)
+        kept[len(blocks)] = normed_TC
         wanted = [kept[index] for index in layers]
-        return States(last_TC, torch.cat(wanted, 1) if wanted else last_TC[:, :0])
+        return States(normed_TC, torch.cat(wanted, 1) if wanted else normed_TC[:, :0])
 
     def logits(self, hidden_TC: Tensor) -> Tensor:
         """Scores of the next token, [T, V], from what `forward` returns."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from furcate.kernels.draft import Proposal
 from furcate.kernels.select import ranks
 
-__all__ = ["ABSENT", "accepted_of", "path_ranks"]
+__all__ = ["ABSENT", "accepted_of", "on_path", "path_ranks"]
 
 ABSENT = 32767  # rank of a node that the pool does not hold
 
@@ -27,19 +27,24 @@ def path_ranks(proposal: Proposal, next_BD: Tensor, deepest: int) -> Tensor:
     Args:
         next_BD: int64, the tokens that follow each root; -1 past the end of the stream.
     """
-    tokens_BP, depth_BP = proposal.tokens_BP, proposal.depth_BP
-    levels = next_BD.shape[1]
+    depth_BP, levels = proposal.depth_BP, next_BD.shape[1]
     dead_BP = (depth_BP > min(deepest, levels)) | (proposal.value_BP == -torch.inf)
     value_BP = proposal.value_BP.masked_fill(dead_BP, -torch.inf)
-    level_BP = (depth_BP - 1).clamp(0, levels - 1)
-    match_BP = (tokens_BP == next_BD.gather(1, level_BP)) & ~dead_BP
-    on_BP = match_BP & (proposal.parent_BP < 0)
-    for _ in range(1, levels):
-        above_BP = on_BP.gather(1, proposal.parent_BP.clamp_min(0))
-        on_BP = match_BP & ((proposal.parent_BP < 0) | above_BP)
+    on_BP = on_path(proposal, next_BD) & ~dead_BP
     rank_BP = torch.where(on_BP, ranks(value_BP, depth_BP), ABSENT)
     out_BD = torch.full_like(next_BD, ABSENT)
-    return out_BD.scatter_reduce(1, level_BP, rank_BP, "amin")
+    return out_BD.scatter_reduce(1, (depth_BP - 1).clamp(0, levels - 1), rank_BP, "amin")
+
+
+def on_path(proposal: Proposal, next_BD: Tensor) -> Tensor:
+    """Which pool nodes stand on the target's path, bool [B, P]; `next_BD` as in `path_ranks`."""
+    levels, parent_BP = next_BD.shape[1], proposal.parent_BP
+    level_BP = (proposal.depth_BP - 1).clamp(0, levels - 1)
+    match_BP = (proposal.tokens_BP == next_BD.gather(1, level_BP)) & (proposal.depth_BP <= levels)
+    on_BP = match_BP & (parent_BP < 0)
+    for _ in range(1, levels):
+        on_BP = match_BP & ((parent_BP < 0) | on_BP.gather(1, parent_BP.clamp_min(0)))
+    return on_BP
 
 
 def accepted_of(rank_BD: Tensor, nodes: Sequence[int]) -> Tensor:

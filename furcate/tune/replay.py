@@ -17,7 +17,6 @@ from furcate.drafters.base import View
 from furcate.engine.build import Built
 from furcate.engine.target import Span, chain
 from furcate.errors import BadRequest
-from furcate.kernels.draft import Proposal
 from furcate.tune.path_ranks import path_ranks
 from furcate.verify.law import Law, Needs
 
@@ -62,31 +61,37 @@ class Replay:
         One entry for each of `depths`, the deepest level that trees of it have.
         Raises BadRequest for a stream that does not fit the cache.
         """
-        self._read(stream)
-        tokens_W = torch.tensor(stream.tokens, device=self.device)
-        padded_W = torch.nn.functional.pad(tokens_W, (0, self.drafter.depth), value=-1)
         parts: dict[int, list[Tensor]] = {depth: [] for depth in depths}
-        for root_B in self._roots(stream):
-            proposal = self.drafter.propose(self._view(stream, root_B))
-            level_D = torch.arange(1, self.drafter.depth + 1, device=self.device)
-            next_BD = padded_W[root_B[:, None] + level_D]
+        for view, next_BD in self.views(stream):
+            proposal = self.drafter.propose(view)
             for depth in depths:
                 found = path_ranks(proposal, next_BD, depth)[:, :depth]
                 parts[depth].append(found.to(torch.int16).cpu())
         return {depth: torch.cat(found) for depth, found in parts.items()}
 
     @torch.inference_mode()
-    def proposals(self, stream: Stream) -> Iterator[tuple[Tensor, Proposal]]:
-        """(roots [B], what is proposed below them), batch by batch."""
-        self._read(stream)
-        for root_B in self._roots(stream):
-            yield root_B, self.drafter.propose(self._view(stream, root_B))
+    def views(
+        self, stream: Stream, first: int = 0, every: int = 1
+    ) -> Iterator[tuple[View, Tensor]]:
+        """(roots, the tokens that follow each [B, D], -1 past the end), batch by batch.
 
-    def _roots(self, stream: Stream) -> Iterator[Tensor]:
+        Of the answer's roots the `first`, counted from 0, and each `every` one behind it. What is
+        asked of the drafter at these views must be asked in inference mode.
+        """
+        self._read(stream)
+        levels = self.drafter.depth
+        tokens_W = torch.tensor((*stream.tokens, *(-1,) * levels), device=self.device)
+        level_D = torch.arange(1, levels + 1, device=self.device)
+        for root_B in self._roots(stream, first, every):
+            yield self._view(stream, root_B), tokens_W[root_B[:, None] + level_D]
+
+    def _roots(self, stream: Stream, first: int, every: int) -> Iterator[Tensor]:
         """Positions whose next token is one of the answer, in batches."""
-        first = len(stream.prompt) - 1
-        roots_T = torch.arange(first, first + len(stream.answer), device=self.device)
-        yield from torch.split(roots_T, self.batch)
+        start = len(stream.prompt) - 1
+        end = start + len(stream.answer)
+        if start + first < end:
+            roots_T = torch.arange(start + first, end, every, device=self.device)
+            yield from torch.split(roots_T, self.batch)
 
     def _read(self, stream: Stream) -> None:
         """Let target and drafter read the whole stream, stretch by stretch."""

@@ -1,0 +1,91 @@
+"""On a GPU: recorded rounds say what launched ones say, and no round waits for the host."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from small_models import fill_randomly, tiny_decoder
+from test_engine_traffic import arriving_at_random
+from tiny_engine import VOCAB, prompt_of, tokenizer
+
+from furcate.config import DraftOptions, EngineOptions, SamplingParams
+from furcate.engine.build import build
+from furcate.engine.engine import Engine
+from furcate.engine.round import Batch
+from furcate.models.decoder import Decoder
+from furcate.models.weights import places
+from furcate.verify.law import needs_of
+
+pytestmark = pytest.mark.gpu
+
+GPU = torch.device("cuda")
+LAWS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_p": 0.9, "top_k": 30},
+    {"temperature": 0.7, "repetition_penalty": 1.3, "logit_bias": {7: 2.0}},
+)
+
+
+def target() -> Decoder:
+    spec = replace(tiny_decoder(vocab=VOCAB).spec, head_dim=16)
+    decoder = Decoder(spec, torch.float32, torch.device("cpu"))
+    fill_randomly(places(decoder), 0)
+    return decoder.requires_grad_(False).to(GPU)
+
+
+def engine(drafter: str, *, graphs: bool) -> Engine:
+    options = EngineOptions(max_batch=5, max_context=256, kv_tokens=4096, graphs=graphs)
+    draft = DraftOptions() if drafter == "off" else DraftOptions(adaptive=False, topk=4, depth=4)
+    return Engine(build(target(), tokenizer(), drafter, options, draft))
+
+
+def asks(count: int, seed: int) -> list[tuple[list[int], SamplingParams]]:
+    rng = random.Random(seed)
+    return [
+        (
+            prompt_of(rng.randint(1, 90), n % 5),
+            SamplingParams(max_tokens=rng.randint(1, 40), seed=rng.getrandbits(64), **LAWS[n % 4]),
+        )
+        for n in range(count)
+    ]
+
+
+@pytest.mark.parametrize("drafter", ["off", "ngram"])
+def test_recorded_rounds_say_what_launched_ones_say(drafter: str) -> None:
+    asked = asks(24, 1)
+    with engine(drafter, graphs=False) as launched:
+        told = arriving_at_random(launched, asked, seed=2)
+    with engine(drafter, graphs=True) as replayed:
+        heard = arriving_at_random(replayed, asked, seed=2)
+        played = replayed.built.player.played
+    assert played.refused == {} and played.eager == 0 and played.replayed > 24
+    assert heard == told
+
+
+@pytest.mark.parametrize("law", LAWS[:2], ids=str)
+def test_a_round_never_waits_for_the_device(law: dict[str, Any]) -> None:
+    params = SamplingParams(max_tokens=50, seed=1, ignore_eos=True, **law)
+    with engine("ngram", graphs=False) as one, torch.inference_mode():
+        one.submit(prompt_of(40, 1), params)
+        for _ in range(4):
+            one.step()
+        batch = Batch(
+            slot_B=torch.zeros(1, dtype=torch.int64),
+            allowance_B=torch.full((1,), 8),
+            rows=8,
+            columns=128,
+            needs=needs_of([params], VOCAB),
+        ).on(GPU)
+        one.built.round.play(batch)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            one.built.round.play(batch)
+            with pytest.raises(RuntimeError):
+                batch.slot_B.item()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
