@@ -62,6 +62,7 @@ def test_the_figures_have_their_agreed_names(
     assert ran.code == 0
     assert set(report) >= KEYS
     assert report["identical"] is True
+    assert report["command"].startswith("furcate bench --target ")
     assert report["drafter_details"]["kind"] == report["drafter"] == "ngram"
     assert report["tokens"] == 3 * 24
     assert report["tokens_per_round"] == report["tokens"] / report["rounds"] >= 1

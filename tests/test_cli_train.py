@@ -129,7 +129,7 @@ def test_heads_are_trained_on_given_conversations(
         loaded = load_head(path, target)
         assert loaded.spec.kind == kind
         provenance = json.loads((path / "provenance.json").read_text(encoding="utf-8"))
-        assert provenance["command"].startswith("furcate ")
+        assert provenance["command"].startswith("furcate train eagle3 ")
         assert provenance["text"]["recipe"]["file"] == "talks.jsonl"
     spec = load_head(tmp_path / "out" / "eagle3", target).spec
     assert (spec.layers, spec.block.intermediate_size) == ((0, 1, 2), 48)

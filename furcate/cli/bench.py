@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from typer import Exit, Option
+from typer import Context, Exit, Option
 
 from furcate.cli.drafting import DraftFlags
 from furcate.cli.lazy import bench_module, compare_module, drafter_json, load_engine
@@ -66,7 +65,11 @@ class BenchFlags:
 
 
 def bench(
-    flags: BenchFlags, sampling: SamplingFlags, draft: DraftFlags, target: TargetFlags
+    ctx: Context,
+    flags: BenchFlags,
+    sampling: SamplingFlags,
+    draft: DraftFlags,
+    target: TargetFlags,
 ) -> None:
     """Measure tokens per round (bonus included), acceptance and speed on a file of prompts.
 
@@ -86,7 +89,7 @@ def bench(
         check_writable(Path(str(flags.as_json)))
     with load_engine(target, draft, max_batch=flags.batch) as engine:
         answers = _measured(engine, prompts, params, flags)
-        asked = _asked(flags, params, draft, target)
+        asked = {"command": ctx.obj, **_asked(flags, params, draft, target)}
         asked["drafter_details"] = drafter_json(engine)
         report = bench_module().report(engine, answers, asked)
     if flags.as_json == "-":
@@ -127,7 +130,6 @@ def _asked(
 ) -> dict[str, Any]:
     """What was asked, so that the figures can be taken again."""
     return {
-        "command": " ".join(["furcate", *sys.argv[1:]]),
         "target": target.target,
         "drafter": draft.chosen_drafter(),
         "draft": draft.draft_options().model_dump(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -83,7 +84,8 @@ def run(words: Sequence[str]) -> int:
 
 def _invoked(words: Sequence[str]) -> int:
     try:
-        app(args=list(words), prog_name="furcate")
+        line = shlex.join(["furcate", *words])  # what reports and provenance name as their command
+        app(args=list(words), prog_name="furcate", obj=line)
     except SystemExit as end:
         if end.code == _INTERRUPTED:
             raise KeyboardInterrupt from None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument, Context, Option
 
 from furcate.cli.lazy import train_module
 from furcate.cli.options import EMBEDDED, Json
@@ -273,7 +271,12 @@ class RunFlags:
 
 
 def train(
-    what: WhatFlags, text: TextFlags, run: RunFlags, model: ModelFlags, as_json: Json = False
+    ctx: Context,
+    what: WhatFlags,
+    text: TextFlags,
+    run: RunFlags,
+    model: ModelFlags,
+    as_json: Json = False,
 ) -> None:
     """Train draft heads for a target.
 
@@ -288,7 +291,7 @@ def train(
         record: dict[str, Any] = {"target": model.target, "text": found.to_json()}
         if not as_json:
             out().print(text_line(record["text"]), markup=False)
-        outcome = None if text.only_data else _outcome(target, found, what, run)
+        outcome = None if text.only_data else _outcome(target, found, what, run, ctx.obj)
         if outcome is not None:
             record["training"] = train_module().outcome_json(outcome)
         if as_json:
@@ -332,7 +335,7 @@ def _text(target: Target, what: WhatFlags, text: TextFlags) -> Text:
     return found
 
 
-def _outcome(target: Target, text: Text, what: WhatFlags, run: RunFlags) -> Outcome:
+def _outcome(target: Target, text: Text, what: WhatFlags, run: RunFlags, command: str) -> Outcome:
     training = train_module()
     shape = training.Shape(
         steps=run.unroll,
@@ -346,7 +349,7 @@ def _outcome(target: Target, text: Text, what: WhatFlags, run: RunFlags) -> Outc
         out=what.out,
         resume=what.resume,
         seed=what.seed,
-        command=shlex.join(["furcate", *sys.argv[1:]]),
+        command=command,
         shape=shape,
         mlp=run.mlp_sizes(),
         tokens=run.tokens,
