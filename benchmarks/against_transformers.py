@@ -13,16 +13,14 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from transformers import LlamaConfig, LlamaForCausalLM
+from versus_peers import as_transformers
 
 from furcate.config import DraftOptions, EngineOptions, SamplingParams
 from furcate.engine.birth import birth
 from furcate.engine.build import build
 from furcate.engine.engine import Engine
 from furcate.files import write_json
-from furcate.models.decoder import Decoder
 from furcate.models.load import load_decoder
-from furcate.models.weights import places
 from furcate.models.zoo import resolve
 from furcate.prove.grid import PROMPTS
 from furcate.text.tokenizer import load_tokenizer
@@ -65,31 +63,6 @@ def main(
     typer.echo(record)
     if out is not None:
         write_json(out, record)
-
-
-def as_transformers(decoder: Decoder) -> Any:
-    """The same weights as a transformers model."""
-    spec = decoder.spec
-    config = LlamaConfig(
-        vocab_size=spec.vocab_size,
-        hidden_size=spec.hidden_size,
-        intermediate_size=spec.intermediate_size,
-        num_hidden_layers=spec.num_layers,
-        num_attention_heads=spec.num_heads,
-        num_key_value_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        rms_norm_eps=spec.rms_norm_eps,
-        max_position_embeddings=spec.max_position,
-        rope_parameters={"rope_type": "default", "rope_theta": spec.rope.theta},
-        tie_word_embeddings=spec.tied_embeddings,
-    )
-    model = LlamaForCausalLM(config)
-    weights = {name: tensor.clone() for name, tensor in places(decoder).items()}
-    missing, extra = model.load_state_dict(weights, strict=False)
-    assert not extra, extra
-    assert all("lm_head" in name for name in missing), missing
-    model.tie_weights()
-    return model.eval()
 
 
 def _ours(engine: Engine, prompt: list[int], law: SamplingParams) -> tuple[list[int], float]:

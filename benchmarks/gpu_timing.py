@@ -1,40 +1,109 @@
-"""What the GPU scripts share: timing by recorded graphs, ceilings, random pages and trees.
-
-Legend: B requests, P pages of a table, N nodes of a pool, R rows.
-"""
+"""What the GPU scripts share: times of recorded graphs, and the ceilings of a device, taken now."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from furcate.kernels.draft import Draft, Proposal
-from furcate.kernels.select import select
-from furcate.kernels.tree_attention import Places
+__all__ = ["Timing", "buffers_for", "ceilings", "median_ms", "side_by_side", "timed"]
 
-REPEATS = 20  # calls in one recording, so that the gap between replays does not count
 ROUNDS = 15  # replays; the median counts
+FIRST = 5  # calls in the recording that only tells how many the next one should have
+WANTED_MS = 2.0  # of one replay: the gap between replays and the clock's steps do not count then
+MOST = 256  # calls in one recording
+COLD = 3  # times the L2 cache that buffers must hold together to come from memory
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of one call: the median of replays, and half of them lie within `spread`."""
+
+    ms: float
+    spread: float
+
+
+def timed(call: Callable[[], Any], device: torch.device, *, turns: int = 1) -> Timing:
+    """Of recorded calls on a GPU, of the wall clock on a CPU.
+
+    A `call` that takes another buffer each time says in `turns` how many there are: a recording
+    holds all of them equally often.
+    """
+    (found,) = side_by_side([call], device, turns=turns)
+    return found
 
 
 def median_ms(call: Callable[[], Any], device: torch.device) -> float:
-    """Milliseconds of one call: of a recording on a GPU, of the wall clock on a CPU."""
+    """The median alone."""
+    return timed(call, device).ms
+
+
+def side_by_side(
+    calls: Sequence[Callable[[], Any]], device: torch.device, *, turns: int = 1
+) -> list[Timing]:
+    """Several calls timed in turn, so that a device that slows down slows all of them."""
     if device.type != "cuda":
-        return statistics.median(_wall(call) for _ in range(3))
-    for _ in range(3):
+        times = [[_wall(call) for call in calls] for _ in range(3)]
+        return [_timing([row[i] for row in times], 1) for i in range(len(calls))]
+    recorded = [_recorded(call, turns) for call in calls]
+    times = [[_replayed(graph) for graph, _ in recorded] for _ in range(ROUNDS)]
+    return [_timing([row[i] for row in times], count) for i, (_, count) in enumerate(recorded)]
+
+
+def buffers_for(size: int, device: torch.device) -> int:
+    """How many buffers of so many bytes are read in turn so that each comes from memory."""
+    if device.type != "cuda":
+        return 1
+    cache = torch.cuda.get_device_properties(device).L2_cache_size
+    return max(1, min(MOST, -(-COLD * cache // max(1, size))))
+
+
+def ceilings(device: torch.device, *, tiny: bool) -> dict[str, float]:
+    """Of this device, now.
+
+    Bytes read and written by a large copy, a large product in bf16, and the smallest kernel there
+    is, one behind the other in a graph.
+    """
+    count, side = (1 << 20, 256) if tiny else (1 << 30, 8192)
+    source = torch.randn(count // 4, device=device)
+    target = torch.empty_like(source)
+    copy_ms = median_ms(lambda: target.copy_(source), device)
+    a, b = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in "ab")
+    product_ms = median_ms(lambda: a @ b, device)
+    one = torch.zeros(1, device=device)
+    return {
+        "copy_gb_per_s": 2 * source.nbytes / copy_ms / 1e6,
+        "bf16_tflop_per_s": 2 * side**3 / product_ms / 1e9,
+        "smallest_kernel_us": median_ms(lambda: one.add_(1), device) * 1e3,
+    }
+
+
+def _recorded(call: Callable[[], Any], turns: int) -> tuple[torch.cuda.CUDAGraph, int]:
+    """(a recording of about WANTED_MS, its calls)."""
+    for _ in range(2):  # kernels are compiled, workspaces made
         call()
     torch.cuda.synchronize()
+    first = _record(call, FIRST)
+    first.replay()
+    ms = _replayed(first) / FIRST
+    # buffers that are read in turn are all read, or the few that are would stay in the cache
+    count = max(turns, min(MOST, int(WANTED_MS / ms) + 1))
+    count = -(-count // turns) * turns
+    graph = _record(call, count)
+    graph.replay()
+    return graph, count
+
+
+def _record(call: Callable[[], Any], count: int) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for _ in range(REPEATS):
+        for _ in range(count):
             call()
-    graph.replay()
-    return statistics.median(_replayed(graph) for _ in range(ROUNDS)) / REPEATS
+    return graph
 
 
 def _replayed(graph: torch.cuda.CUDAGraph) -> float:
@@ -46,71 +115,13 @@ def _replayed(graph: torch.cuda.CUDAGraph) -> float:
     return float(began.elapsed_time(ended))
 
 
+def _timing(times: Sequence[float], count: int) -> Timing:
+    ordered = sorted(one / count for one in times)
+    quarter = len(ordered) // 4
+    return Timing(statistics.median(ordered), ordered[-1 - quarter] - ordered[quarter])
+
+
 def _wall(call: Callable[[], Any]) -> float:
     began = time.perf_counter()
     call()
     return (time.perf_counter() - began) * 1e3
-
-
-def ceilings(device: torch.device, *, tiny: bool) -> dict[str, float]:
-    """Of this device, now: bytes read and written by a large copy, a large product in bf16."""
-    count, side = (1 << 20, 256) if tiny else (1 << 30, 8192)
-    source = torch.randn(count // 4, device=device)
-    target = torch.empty_like(source)
-    copy_ms = median_ms(lambda: target.copy_(source), device)
-    a, b = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in "ab")
-    product_ms = median_ms(lambda: a @ b, device)
-    return {
-        "copy_gb_per_s": 2 * source.nbytes / copy_ms / 1e6,
-        "bf16_tflop_per_s": 2 * side**3 / product_ms / 1e9,
-    }
-
-
-@dataclass(frozen=True)
-class Case:
-    """Requests of one length with random trees of so many rows, all rows in use."""
-
-    places: Places
-    draft: Draft
-    pages: int
-
-    @property
-    def slots(self) -> int:
-        return (self.pages + 1) * self.places.page_size
-
-
-def case(batch: int, length: int, rows: int, device: torch.device, page_size: int = 16) -> Case:
-    """Pages lie in random order."""
-    width = -(-(length + rows) // page_size)
-    table_BP = torch.randperm(batch * width, device=device).view(batch, width) + 1
-    length_B = torch.full((batch,), length, device=device)
-    places = Places(table_BP, length_B, page_size, length + rows)
-    return Case(places, tree(batch, rows, device), batch * width)
-
-
-def tree(batch: int, rows: int, device: torch.device) -> Draft:
-    """A random tree; its nodes' tokens are all different."""
-    pool = max(1, 2 * rows)
-    root_B = torch.zeros(batch, dtype=torch.int64, device=device)
-    allowance_B = torch.full_like(root_B, rows)
-    return select(proposal(batch, pool, device), root_B, rows, allowance_B)
-
-
-def proposal(batch: int, pool: int, device: torch.device) -> Proposal:
-    """Every node below a random earlier one, and worth less."""
-    at_N = torch.arange(pool)
-    parent_BN = (torch.rand(batch, pool) * (at_N + 1)).long() - 1
-    step_BN = torch.rand(batch, pool) * 0.7 + 0.05
-    depth_BN, value_BN = torch.ones(batch, pool, dtype=torch.int64), -step_BN
-    for n in range(1, pool):
-        up_B1 = parent_BN[:, n : n + 1]
-        below_B = up_B1[:, 0] >= 0
-        depth_BN[:, n] += torch.where(below_B, depth_BN.gather(1, up_B1.clamp_min(0))[:, 0], 0)
-        value_BN[:, n] += torch.where(below_B, value_BN.gather(1, up_B1.clamp_min(0))[:, 0], 0)
-    made = (at_N.expand(batch, -1) + 1, parent_BN, depth_BN, value_BN, at_N.expand(batch, -1))
-    return Proposal(*(x.contiguous().to(device) for x in made))
-
-
-def distance(one: Tensor, other: Tensor) -> float:
-    """Norm of the difference over the norm of the other; NaN where anything is not finite."""
-    return float((one.float() - other.float()).norm() / other.float().norm().clamp_min(1e-30))

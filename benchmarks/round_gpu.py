@@ -1,7 +1,7 @@
 """Times whole rounds on a GPU: where a round's time goes, and milliseconds per token.
 
     python benchmarks/round_gpu.py --out round.json
-    python benchmarks/round_gpu.py --shapes llama-8b --batches 1 --drafters off eagle3
+    python benchmarks/round_gpu.py --shapes llama-8b --batches 1 --drafters off eagle3 --nodes 63
 
 SmolLM2-135M with its own weights and heads, and a target of Llama-8B's sizes with random weights.
 Acceptance is forced: the last norm of every target is set to zero, so that all scores are equal and
@@ -9,127 +9,33 @@ the choice is token 0, whatever rounds how; and the tree's likeliest path is set
 decoding said before, as far as `--accept` levels, while the drafter does all its work. So figures
 are of speed alone, and each of them says that it was forced. Every request of a batch is the same,
 greedy. Rounds are driven without tokenizer, scheduler and text, which `furcate bench` measures too.
+Plain decoding and the tree take turns, twice each.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-import time
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from gpu_timing import ceilings, median_ms
-from torch import Tensor
+from floors import Floor, floor_of
+from forced import Drive, Forced, Sizes, built_of, median
+from gpu_report import Report, asked_of, parser_of
+from gpu_timing import ceilings, timed
+from targets import OWN, Target, target_of
 
-from furcate.config import DraftOptions, EngineOptions, SamplingParams
-from furcate.drafters.around import around_head
-from furcate.drafters.base import Drafter, View
-from furcate.drafters.make import Setting, kernels_in, make_drafter, room_of
-from furcate.engine.asking import Limits, settle
-from furcate.engine.birth import birth
-from furcate.engine.build import Built, build
-from furcate.engine.player import Player
+from furcate.drafters.make import kernels_in
+from furcate.engine.build import Built
 from furcate.engine.report import backend_json
-from furcate.engine.request import Request
 from furcate.engine.round import Batch, Round
-from furcate.engine.target import Span, chain
-from furcate.files import write_json
-from furcate.heads.eagle import Eagle3
-from furcate.heads.output import Shared
-from furcate.heads.spec import EagleSpec
-from furcate.kernels.backend import kernels_of
-from furcate.kernels.draft import Draft, Proposal, Verdict
-from furcate.kv.cache import CacheShape
-from furcate.models.decoder import Decoder
-from furcate.models.load import load_decoder
-from furcate.models.spec import DecoderSpec, RopeSpec
-from furcate.models.zoo import resolve
-from furcate.text.tokenizer import Tokenizer, load_tokenizer
+from furcate.engine.target import Span
 from furcate.verify.coupled import verify
-from furcate.verify.law import Needs
 from furcate.verify.stops import truncate
 
-OWN = "smollm2-135m"
-PAGE = 16
-LLAMA_8B = DecoderSpec(
-    vocab_size=128256,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_layers=32,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    rms_norm_eps=1e-5,
-    max_position=8192,
-    rope=RopeSpec(theta=500000.0),
-    rope_layers=(True,) * 32,
-)
-TINY = replace(
-    LLAMA_8B,
-    vocab_size=49152,
-    hidden_size=64,
-    intermediate_size=96,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    rope_layers=(True,) * 2,
-)
-SPECS = {"llama-8b": LLAMA_8B, "tiny": TINY}
-
-
-class Forced:
-    """Does what the drafter inside does, and then puts known tokens on its likeliest path.
-
-    `token_W` is what plain decoding says, prompt and answer; the first `levels` are right.
-    """
-
-    def __init__(self, inner: Drafter, levels: int, context: int, device: torch.device) -> None:
-        self.inner, self.levels = inner, levels
-        self.depth, self.pool, self.light = inner.depth, inner.pool, inner.light
-        self.layers = inner.layers
-        self.token_W = torch.zeros(context + 128, dtype=torch.int64, device=device)
-
-    def propose(self, view: View) -> Proposal:
-        """The path is that of the best child at every level, whatever it is worth."""
-        made = self.inner.propose(view)
-        tokens_BP, value_BP = made.tokens_BP.clone(), made.value_BP.clone()
-        up_B1 = torch.full_like(view.length_B[:, None], -1)
-        wrong_BP = (tokens_BP == self.token_W[view.length_B + 1][:, None]) & (made.depth_BP > 0)
-        tokens_BP = torch.where(wrong_BP, tokens_BP + 1, tokens_BP)
-        for depth in range(1, min(self.levels, self.depth) + 1):
-            child_BP = (made.depth_BP == depth) & (made.parent_BP == up_B1)
-            worth_BP = torch.where(child_BP, made.value_BP.clamp_min(-1e30), -torch.inf)
-            at_B1 = worth_BP.argmax(1, keepdim=True)
-            right_B1 = self.token_W[view.length_B + depth][:, None]
-            taken_BP = child_BP & (tokens_BP == right_B1)
-            tokens_BP = torch.where(taken_BP, tokens_BP + 1, tokens_BP)
-            tokens_BP.scatter_(1, at_B1, right_B1)
-            value_BP.scatter_(1, at_B1, -1e-3 * depth)
-            up_B1 = at_B1
-        return replace(made, tokens_BP=tokens_BP, value_BP=value_BP)
-
-    def learn(self, view: View, draft: Draft, verdict: Verdict, features_BRF: Tensor) -> None:
-        """What was forced teaches nothing, but states are kept."""
-        untold = None if draft.tag_BR is None else torch.full_like(draft.tag_BR, -1)
-        self.inner.learn(view, replace(draft, tag_BR=untold), verdict, features_BRF)
-
-    def keep(self, view: View, rows: Draft, features_BRF: Tensor) -> None:
-        self.inner.keep(view, rows, features_BRF)
-
-    def read(self, view: View, rows: Draft) -> None:
-        self.inner.read(view, rows)
-
-    def forget(self, slot: int) -> None:
-        self.inner.forget(slot)
-
-    def copy_page(self, source: int, target: int) -> None:
-        self.inner.copy_page(source, target)
+TURNS = 2  # of plain decoding and the tree, one after the other
 
 
 @dataclass(frozen=True)
@@ -142,140 +48,74 @@ class Plan:
     accept: int
     nodes: int
 
-    @property
-    def context(self) -> int:
-        return self.prompt + self.tokens + 2 * self.nodes + 16
+    def sizes(self, batch: int) -> Sizes:
+        """Of the requests."""
+        context = self.prompt + self.tokens + 2 * self.nodes + 16
+        return Sizes(batch, context, self.nodes)
 
 
 @dataclass(frozen=True)
-class Target:
-    """A decoder, the tokenizer that an engine needs, and a head."""
+class Played:
+    """What came of one combination, and its rounds, to be taken apart."""
 
-    name: str
-    decoder: Decoder
-    tokenizer: Tokenizer
-
-    def drafter(self, kind: str, plan: Plan, batch: int) -> Drafter:
-        """By its name; a random EAGLE-3 head where the target has random weights."""
-        spec, how = self.decoder.spec, DraftOptions()
-        pages = batch * -(-plan.context // PAGE)
-        shape = CacheShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, pages, PAGE)
-        kernels = kernels_of(plan.device)
-        setting = Setting(self.decoder, self.tokenizer, shape, batch, how, kernels)
-        if kind != "eagle3" or self.name == OWN:
-            return make_drafter(kind, setting)
-        return around_head(_random_head(self.decoder), how, room_of(setting))
+    figures: dict[str, Any]
+    built: Built
+    rows: int
 
 
-class Drive:
-    """Equal requests side by side in pages of their own, played round by round."""
-
-    def __init__(self, built: Built, plan: Plan, batch: int, player: Player) -> None:
-        self.built, self.plan, self.player = built, plan, player
-        self.round: Round = built.round
-        self.batch = batch
-        self.length = plan.prompt - 1
-        params = SamplingParams(temperature=0, max_tokens=plan.tokens, ignore_eos=True, seed=1)
-        limits = Limits(self.round.target.decoder.spec.vocab_size, plan.context, ())
-        rng = torch.Generator().manual_seed(3)
-        prompt = torch.randint(3, 4000, (plan.prompt,), generator=rng).tolist()
-        each = -(-plan.context // PAGE)
-        for slot in range(batch):
-            request = Request(settle(f"{slot}", prompt, params, limits), 0)
-            self.round.state.admit(slot, request)
-            own = list(range(1 + slot * each, 1 + (slot + 1) * each))
-            self.round.state.set_pages(slot, own)
-        slot_B = torch.arange(batch, device=plan.device)
-        view = self.round.state.view(slot_B, self.length, Needs())
-        live_B = torch.full_like(slot_B, self.length)
-        self.round.prefill(view, chain(view.tokens_BW, live_B), Span(self.length))
-        self.round.state.length_C[:batch] = self.length
-        self.round.propose(self.asked(1).on(plan.device))
-
-    def asked(self, rows: int, *, propose: bool = True) -> Batch:
-        """A round of all requests."""
-        return Batch(
-            slot_B=torch.arange(self.batch),
-            allowance_B=torch.full((self.batch,), rows),
-            rows=rows,
-            columns=self.length + 1 + rows,
-            needs=Needs(),
-            propose=propose,
-        )
-
-    def run(self, rows: int) -> tuple[list[int], list[float]]:
-        """Tokens of the first request, and milliseconds of every round."""
-        tokens: list[int] = []
-        times: list[float] = []
-        while len(tokens) < self.plan.tokens:
-            began = time.perf_counter()
-            told = self.player.play(self.asked(rows)).told()
-            times.append((time.perf_counter() - began) * 1e3)
-            tokens += told[0].tokens
-            if not told[0].tokens:
-                break
-            self.length = self.plan.prompt - 1 + len(tokens)
-        return tokens, times
+def alone(target: Target, plan: Plan, batch: int, graphs: bool) -> Played:
+    """Plain decoding; the first run only warms up."""
+    plain = built_of(target, "off", plan.sizes(batch), graphs=graphs)
+    _played(plain, plan, batch, 1)
+    _, times = _played(plain, plan, batch, 1)
+    return Played({"plain_ms_per_token": median(times), **backend_json(plain)}, plain, 1)
 
 
-def built_of(target: Target, drafter: Drafter | str, plan: Plan, batch: int, graphs: bool) -> Built:
-    """An engine's parts; sizes are those of the plan."""
-    options = EngineOptions(
-        max_batch=batch,
-        max_context=plan.context,
-        kv_tokens=batch * -(-plan.context // PAGE) * PAGE,
-        page_size=PAGE,
-        graphs=graphs,
-    )
-    how = DraftOptions(num_draft_tokens=plan.nodes) if drafter != "off" else DraftOptions()
-    return build(target.decoder, target.tokenizer, drafter, options, how)
-
-
-def timed(target: Target, kind: str, plan: Plan, batch: int, graphs: bool) -> dict[str, Any]:
-    """Milliseconds per token of one combination; the first rounds only warm up."""
-    plain = built_of(target, "off", plan, batch, graphs)
-    told, plain_times = _twice(plain, plan, batch, 1)
-    plain_ms = _median(plain_times)
-    record: dict[str, Any] = {
-        "target": target.name,
-        "drafter": kind,
-        "batch": batch,
-        "graphs_asked": graphs,
-        "plain_ms_per_token": plain_ms,
-        **backend_json(plain),
-    }
-    if kind == "off":
-        return record
-    forced = Forced(target.drafter(kind, plan, batch), plan.accept, plan.context, plan.device)
-    prompt = plain.round.state.tokens_CW[0, : plan.prompt]
-    forced.token_W[: plan.prompt] = prompt
+def against(target: Target, kind: str, plan: Plan, batch: int, graphs: bool) -> Played:
+    """A drafter's rounds beside plain ones; the first run of each only warms up."""
+    sizes = plan.sizes(batch)
+    plain = built_of(target, "off", sizes, graphs=graphs)
+    told, _ = _played(plain, plan, batch, 1)
+    inner = target.drafter(kind, sizes.context + sizes.nodes + 1, batch)
+    forced = Forced(inner, plan.accept, sizes.context, plan.device)
+    forced.token_W[: plan.prompt] = plain.round.state.tokens_CW[0, : plan.prompt]
     forced.token_W[plan.prompt : plan.prompt + len(told)] = torch.tensor(told, device=plan.device)
-    built = built_of(target, forced, plan, batch, graphs)
+    built = built_of(target, forced, sizes, graphs=graphs)
     rows = built.round.most_nodes + 1
-    tokens, times = _twice(built, plan, batch, rows)
-    per_round = len(tokens) / len(times)
+    _played(built, plan, batch, rows)
+    plain_times: list[float] = []
+    times: list[float] = []
+    tokens: list[int] = []
+    for _ in range(TURNS):
+        plain_times += _played(plain, plan, batch, 1)[1]
+        tokens, more = _played(built, plan, batch, rows)
+        times += more
+    per_round = len(tokens) * TURNS / len(times)
+    plain_ms, ms = median(plain_times), median(times)
     beneath = kernels_in(forced.inner)
-    return (
-        record
-        | backend_json(built)
-        | {
-            "draft_kernels": None if beneath is None else beneath.name,
-            "draft_kernels_why": None if beneath is None else beneath.why,
-            "forced_levels": plan.accept,
-            "rows": rows,
-            "tokens_per_round": per_round,
-            "ms_per_round": _median(times),
-            "ms_per_token": _median(times) / per_round,
-            "speedup": plain_ms * per_round / _median(times),
-            "equal_to_plain": tokens[: len(told)] == told[: len(tokens)],
-            "waterfall_ms": waterfall(Drive(built, plan, batch, built.player), rows),
-        }
-    )
+    figures = {
+        "plain_ms_per_token": plain_ms,
+        **backend_json(built),
+        "draft_kernels": None if beneath is None else beneath.name,
+        "draft_kernels_why": None if beneath is None else beneath.why,
+        "forced_levels": plan.accept,
+        "rows": rows,
+        "tokens_per_round": per_round,
+        "ms_per_round": ms,
+        "ms_per_token": ms / per_round,
+        "speedup": plain_ms * per_round / ms,
+        "sound": tokens[: len(told)] == told[: len(tokens)],  # the tokens of plain decoding
+    }
+    return Played(figures, built, rows)
 
 
-def waterfall(drive: Drive, rows: int) -> dict[str, float]:
-    """Milliseconds of each stage by itself, at the prompt's end; nothing is committed there."""
-    round_, device = drive.round, drive.plan.device
+def waterfall(drive: Drive, rows: int, device: torch.device) -> dict[str, float]:
+    """Milliseconds of each stage by itself, at the prompt's end; nothing is committed there.
+
+    `bookkeeping` is what a tree costs beside drafting and scoring: select, the walk, the commit and
+    the move of keys, recorded together. `whole round` is recorded as one graph without the host.
+    """
+    round_ = drive.round
     batch = drive.asked(rows).on(device)
     round_.state.finish_C[: drive.batch] = 1  # no room: lengths stay as they are
     view = round_.state.view(batch.slot_B, batch.columns, batch.needs)
@@ -285,10 +125,18 @@ def waterfall(drive: Drive, rows: int) -> dict[str, float]:
     verified = verify(scored.logits_BRV, view.law, law_rows, round_.kernels)
     room_B = round_.state.room(view)
     cut = truncate(verified.verdict, view.law, room_B)
+    choice_BR = draft.tokens_BR.roll(-1, 1).contiguous()
+    broken_BR = torch.zeros_like(choice_BR, dtype=torch.bool)
 
     def commit() -> None:
         round_._commit(view, scored.slot_BR, cut)
         round_.drafter.learn(view, draft, verified.verdict, scored.features_BRF)
+
+    def bookkeeping() -> None:
+        made = round_._draft(view, batch)
+        verdict = round_.kernels.accept(made, choice_BR, law_rows.depth, broken_BR)
+        shorter = truncate(verdict, view.law, room_B)
+        round_._commit(view, scored.slot_BR, shorter)
 
     stages = {
         "draft": lambda: round_.propose(batch),
@@ -298,10 +146,27 @@ def waterfall(drive: Drive, rows: int) -> dict[str, float]:
             verify(scored.logits_BRV, view.law, law_rows, round_.kernels).verdict, view.law, room_B
         ),
         "commit": commit,
+        "bookkeeping": bookkeeping,
         "plain pass": lambda: _plain_pass(round_, batch),
         "whole round": lambda: round_.play(batch),
     }
-    return {name: median_ms(stage, device) for name, stage in stages.items()}
+    return {name: timed(stage, device).ms for name, stage in stages.items()}
+
+
+def launches(drive: Drive, rows: int, device: torch.device) -> dict[str, Any]:
+    """Kernels and copies of one round that is launched, all together and the most frequent."""
+    if device.type != "cuda":
+        return {}
+    batch = drive.asked(rows).on(device)
+    drive.round.play(batch)
+    torch.cuda.synchronize()
+    watched = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=watched) as seen:
+        drive.round.play(batch)
+        torch.cuda.synchronize()
+    on_gpu = torch.autograd.DeviceType.CUDA
+    names = Counter(one.name[:60] for one in seen.events() or () if one.device_type == on_gpu)
+    return {"kernels": names.total(), "by_name": dict(names.most_common(24))}
 
 
 def _plain_pass(round_: Round, batch: Batch) -> None:
@@ -311,66 +176,50 @@ def _plain_pass(round_: Round, batch: Batch) -> None:
     round_.target.score(view, round_._draft(view, one), Span(one.columns - 1))
 
 
-def _twice(built: Built, plan: Plan, batch: int, rows: int) -> tuple[list[int], list[float]]:
-    """The second of two runs: in the first one kernels are compiled and rounds recorded."""
-    Drive(built, plan, batch, built.player).run(rows)
-    return Drive(built, plan, batch, built.player).run(rows)
+def _played(built: Built, plan: Plan, batch: int, rows: int) -> tuple[list[int], list[float]]:
+    """One run over the answer."""
+    return Drive(built, plan.sizes(batch), plan.prompt).run(rows, plan.tokens)
 
 
-def _median(times: list[float]) -> float:
-    return sorted(times)[len(times) // 2]
+@dataclass(frozen=True)
+class Combination:
+    """One of those that are measured."""
 
+    target: Target
+    drafter: str
+    batch: int
+    graphs: bool
 
-def target_of(name: str, device: torch.device) -> Target:
-    """SmolLM2, or a random decoder."""
-    tokenizer = load_tokenizer(resolve(OWN))
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    if name == OWN:
-        decoder = load_decoder(resolve(OWN), dtype, device)
-    else:
-        decoder = Decoder(SPECS[name], dtype, device)
-        _fill(decoder)
-    decoder.requires_grad_(False).norm.weight.zero_()
-    return Target(name, decoder, tokenizer)
+    @property
+    def name(self) -> dict[str, Any]:
+        """What all its rows begin with."""
+        return {
+            "target": self.target.name,
+            "drafter": self.drafter,
+            "batch": self.batch,
+            "graphs_asked": self.graphs,
+        }
 
-
-def _random_head(target: Decoder) -> Eagle3:
-    """One layer of the target's widths over 32,768 tokens, or all where there are fewer."""
-    spec, device = target.spec, target.device
-    words = min(32768, spec.vocab_size)
-    block = replace(spec, num_layers=1, rope_layers=(True,))
-    layers = (1, spec.num_layers // 2, spec.num_layers - 1)
-    head = EagleSpec("eagle3", block, block.hidden_size, layers, words, own_output=True)
-    made = Eagle3(head, Shared.of(target), torch.arange(words, device=device))
-    _fill(made)
-    return made.requires_grad_(False)
-
-
-def _fill(module: torch.nn.Module) -> None:
-    """Random weights that keep the stream's size."""
-    torch.manual_seed(7)
-    with torch.no_grad():
-        for name, weight in module.named_parameters():
-            if "norm" in name:
-                weight.fill_(1.0)
-            else:
-                weight.normal_(0, weight.shape[-1] ** -0.5)
-
-
-def runs(asked: argparse.Namespace, plan: Plan) -> Iterator[dict[str, Any]]:
-    """All combinations, shape by shape."""
-    for name in asked.shapes:
-        target = target_of(name, plan.device)
-        for batch in asked.batches:
-            for graphs in (True, False) if plan.device.type == "cuda" else (False,):
-                for kind in asked.drafters:
-                    yield timed(target, kind, plan, batch, graphs)
+    def rows(self, plan: Plan, top: dict[str, float]) -> Iterator[dict[str, Any]]:
+        """Its speed with the floor beneath it; then the stages; then what is launched."""
+        asked = (plan, self.batch, self.graphs)
+        if self.drafter == "off":
+            played = alone(self.target, *asked)
+        else:
+            played = against(self.target, self.drafter, *asked)
+        spec, context = self.target.decoder.spec, plan.prompt + plan.tokens // 2
+        floors = [floor_of(spec, self.batch, context, n, Floor.of(top)) for n in (1, played.rows)]
+        floor = {"plain_floor_ms": floors[0], "verify_floor_ms": floors[1]}
+        yield {"row": "speed", **played.figures, **floor}
+        drive = Drive(played.built, plan.sizes(self.batch), plan.prompt)
+        yield {"row": "waterfall", **waterfall(drive, played.rows, plan.device)}
+        yield {"row": "launches", **launches(drive, played.rows, plan.device)}
 
 
 @torch.inference_mode()
 def main() -> None:
     """Print one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--shapes", nargs="+", default=[OWN, "llama-8b"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--drafters", nargs="+", default=["off", "ngram", "eagle3"])
@@ -378,30 +227,23 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--nodes", type=int, default=31)
     parser.add_argument("--accept", type=int, default=4, help="levels that are right")
-    parser.add_argument("--tiny", action="store_true", help="on the CPU, to try the script")
-    parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
-    if asked.tiny:
-        asked.shapes, asked.batches, asked.prompt, asked.tokens = ["tiny"], [1, 3], 40, 20
-    device = torch.device("cpu" if asked.tiny else "cuda")
+    parser.add_argument("--launched", action="store_true", help="without recorded rounds too")
+    tiny = {"shapes": ["tiny"], "batches": [1, 3], "prompt": 40, "tokens": 20, "nodes": 7}
+    asked, device = asked_of(parser, tiny)
     plan = Plan(device, asked.prompt, asked.tokens, asked.accept, asked.nodes)
-    found = []
-    for record in runs(asked, plan):
-        found.append(record)
-        said = {k: v for k, v in record.items() if k != "graphs"}
-        sys.stderr.write(json.dumps(said) + "\n")
-    command = "python benchmarks/round_gpu.py " + " ".join(sys.argv[1:])
-    record = {
-        "what": "rounds under forced acceptance; milliseconds are medians of the wall clock",
-        "command": command.strip(),
-        **birth(device),
-        **ceilings(device, tiny=asked.tiny),
-        "plan": {k: v for k, v in asdict(plan).items() if k != "device"},
-        "results": found,
-    }
-    sys.stdout.write(json.dumps(record, indent=2) + "\n")
-    if asked.out is not None:
-        write_json(asked.out, record)
+    what = "rounds under forced acceptance; milliseconds are medians of the wall clock"
+    report = Report.of("round_gpu.py", what, device, asked)
+    top = ceilings(device, tiny=asked.tiny)
+    report.note(**top, prompt=plan.prompt, tokens=plan.tokens)
+    recorded = (True, False) if asked.launched else (True,)
+    for name in asked.shapes:
+        target = target_of(name, device)
+        for batch in asked.batches:
+            for kind in asked.drafters:
+                for graphs in recorded:
+                    one = Combination(target, kind, batch, graphs)
+                    report.run(one.name, lambda one=one: one.rows(plan, top))
+    sys.exit(report.close())
 
 
 if __name__ == "__main__":

@@ -144,8 +144,12 @@ class EngineOptions(_Options):
     """How an engine runs. `None` leaves the choice to the engine.
 
     `kv_tokens` is the room of the paged cache in tokens, `prefill_chunk` the most prompt tokens
-    scored in one pass, `max_batch` the most requests decoded together. On a GPU rounds are recorded
+    scored in one pass, `max_batch` the most requests decoded together. On a GPU the engine holds at
+    most the share `gpu_memory_utilization` of its memory, weights included; without `kv_tokens` the
+    cache takes what is left of it, if there is use for so much. There rounds are recorded
     as CUDA graphs and replayed; with `graphs` false every kernel is launched anew, as on a CPU.
+    With `batch_invariant`, on a GPU only, what the model makes of a token is the same bit for bit
+    whatever else is scored beside it; it costs speed.
     """
 
     dtype: Literal["auto", "float64", "float32", "bfloat16", "float16"] = "auto"
@@ -156,7 +160,9 @@ class EngineOptions(_Options):
     max_batch: Annotated[Whole, Field(ge=1, le=1024)] = 8
     prefill_chunk: Annotated[Whole, Field(ge=1, le=65536)] = 256
     reuse_prefix: Flag = True
+    gpu_memory_utilization: Annotated[Finite, Field(gt=0, le=1)] = 0.9
     graphs: Flag = True
+    batch_invariant: Flag = False
 
 
 def _as_bad_request(err: ValidationError, kind: type[BaseModel]) -> BadRequest:

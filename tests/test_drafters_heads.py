@@ -244,8 +244,9 @@ class Spells(Patience):
         self.vain += 1
         return self.vain % 20 > 14
 
-    def note(self, paid: bool) -> None:
+    def note(self, paid: bool) -> bool:
         """Whatever comes of it."""
+        return False
 
 
 @pytest.mark.parametrize("kind", RECURRENT)

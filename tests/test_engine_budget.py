@@ -9,7 +9,7 @@ import pytest
 from tiny_engine import prompt_of, tiny_engine
 
 from furcate.config import SamplingParams
-from furcate.engine.budget import WORTH, Budget
+from furcate.engine.budget import RECENT, WORTH, Budget, Returns
 from furcate.verify.law import Needs
 
 NEEDS = Needs()
@@ -23,7 +23,7 @@ class Probe:
         self.cost = cost
         self.asked: list[int] = []
 
-    def __call__(self, needs: Needs, rows: int) -> float:
+    def __call__(self, needs: Needs, rows: int, drafts: bool) -> float:
         self.asked.append(rows)
         return self.cost(rows)
 
@@ -122,6 +122,37 @@ def test_a_slower_machine_moves_all_sizes_alike() -> None:
     assert costs.drift == pytest.approx(2.0, rel=1e-3)
     after = [costs.of(rows) for rows in (1, 8, 64)]
     assert [b / a for a, b in zip(before, after, strict=True)] == pytest.approx([2.0] * 3, rel=1e-3)
+
+
+def test_a_round_that_drafts_has_a_cost_of_its_own() -> None:
+    asked: list[tuple[int, bool]] = []
+
+    def probe(needs: Needs, rows: int, drafts: bool) -> float:
+        asked.append((rows, drafts))
+        return 2.0 if drafts else 1.0
+
+    costs = Budget(probe, most_nodes=7, adaptive=True).costs(NEEDS)
+    assert (costs.of(1), costs.of(1, drafts=False)) == (2.0, 1.0)
+    costs.observe(1, 1.5, drafts=False)
+    assert costs.of(1) == pytest.approx(2 * costs.of(1, drafts=False))
+    assert asked == [(1, True), (1, False)]
+
+
+def test_drafts_pay_while_their_rounds_emit_more_than_plain_ones_would() -> None:
+    returns = Returns()
+    assert returns.positive, "nothing is known yet"
+    returns.note(1, 2.0)
+    assert not returns.positive
+    returns.note(4, 2.0)
+    assert returns.positive and returns.lead == pytest.approx(0.5)
+    for _ in range(300):
+        returns.note(2, 2.3)
+    assert returns.lead == pytest.approx(-0.3, abs=1e-4)
+    returns.note(2.3 + 1 / RECENT, 2.3)
+    assert returns.positive, "a round weighs RECENT at the end"
+    returns.note(0, 100.0)
+    returns.forget()
+    assert returns.positive
 
 
 def test_one_hiccup_changes_little() -> None:

@@ -118,8 +118,8 @@ def test_a_costly_drafter_that_never_pays_is_left_alone(monkeypatch: pytest.Monk
         out = engine.collect(engine.submit(prompt_of(20), params(max_tokens=200)))
         assert list(out.token_ids) == judged(prompt_of(20), params(max_tokens=200, seed=out.seed))
         assert out.stats.rounds == 200
-        # two drafts, then rests of 16, 32, 64 and 128 rounds
-        assert len(proposed) <= 2 * 5
+        # six drafts, and three behind each of the rests of 16, 32, 64 and 128 rounds
+        assert len(proposed) <= 6 + 4 * 3
 
 
 def test_a_drafter_that_rested_goes_on_as_if_it_had_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,29 +136,26 @@ def test_a_drafter_that_rested_goes_on_as_if_it_had_not(monkeypatch: pytest.Monk
 
 
 def rests_of(patience: Patience, count: int) -> list[int]:
-    """Rounds until the drafter is asked again, for so many rests in a row."""
+    """Lengths of the rests that so many disappointments in a row bring about."""
     rests = []
     for _ in range(count):
-        rounds = 0
-        while True:
-            if rounds == 0:
-                patience.note(False)
-            if patience.asks():
-                break
-            rounds += 1
-        if rounds:
-            rests.append(rounds + 1)
+        if patience.note(False):
+            rests.append(1)
+            while not patience.asks():
+                rests[-1] += 1
     return rests
 
 
 @pytest.mark.parametrize(
-    ("light", "tries", "want"),
-    [(False, 2, [16, 32, 64, 128, 256, 256]), (True, 16, [2, 4, 4, 4, 4, 4])],
+    ("light", "tries", "again", "want"),
+    [(False, 6, 3, [16, 32, 64, 128, 128, 128]), (True, 16, 1, [2, 4, 4, 4, 4, 4])],
 )
-def test_rests_double_and_end_where_a_draft_pays(light: bool, tries: int, want: list[int]) -> None:
+def test_rests_double_and_end_where_a_draft_pays(
+    light: bool, tries: int, again: int, want: list[int]
+) -> None:
     patience = Patience.of(light=light)
     assert rests_of(patience, tries - 1) == []
-    assert rests_of(patience, 6) == want
+    assert rests_of(patience, 1 + 5 * again) == want
     patience.note(True)
     assert rests_of(patience, tries - 1) == []
 
@@ -167,6 +164,7 @@ def test_warming_up_measures_small_rounds_ahead() -> None:
     with tiny_engine("ngram", draft={"adaptive": True}) as engine:
         engine.warm_up(params())
         (costs,) = engine._loop.budget._costs.values()
-        assert sorted(costs.seconds) == [1, 2, 4, 8, 16]
+        sizes = [(rows, True) for rows in (1, 2, 4, 8, 16)]
+        assert sorted(costs.seconds) == [(1, False), *sizes]
         out = engine.collect(engine.submit(prompt_of(20), params()))
         assert list(out.token_ids) == judged(prompt_of(20), params(seed=out.seed))

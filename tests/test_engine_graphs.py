@@ -17,6 +17,7 @@ from furcate.config import SamplingParams
 from furcate.drafters.adversary import Adversary
 from furcate.engine.emitted import Emitted, packed, unpacked
 from furcate.engine.graphs import Graphs
+from furcate.engine.player import Outcome
 from furcate.engine.report import backend_json
 from furcate.engine.round import Batch
 from furcate.verify.law import Needs
@@ -64,11 +65,12 @@ class _Noting:
 
     def __init__(self, inner: Any, sizes: list[int]) -> None:
         self.inner, self.sizes = inner, sizes
-        self.records, self.played = inner.records, inner.played
+        self.records, self.ahead, self.played = inner.records, inner.ahead, inner.played
 
-    def play(self, batch: Batch) -> Emitted:
+    def launch(self, batch: Batch) -> Outcome:
         self.sizes.append(len(batch.slot_B))
-        return self.inner.play(batch)
+        outcome: Outcome = self.inner.launch(batch)
+        return outcome
 
 
 def test_rows_of_nobody_touch_no_page_but_the_scratch_page() -> None:
@@ -84,7 +86,7 @@ def test_rows_of_nobody_touch_no_page_but_the_scratch_page() -> None:
         free[held], free[:size] = False, False
         for pool in (cache.k_LSKD, cache.v_LSKD):
             pool[:, free] = 123.0
-        engine.built.player.play(_three_of_a_kind(engine, request.slot))
+        engine.built.player.launch(_three_of_a_kind(engine, request.slot))()
         assert (cache.k_LSKD[:, free] == 123).all() and (cache.v_LSKD[:, free] == 123).all()
         dummy = engine.built.round.state.dummy
         assert int(engine.built.round.state.length_C[dummy]) == 0
@@ -139,6 +141,8 @@ def test_an_engine_on_a_cpu_says_that_it_launches_torch() -> None:
         "kernels_why": None,
         "draft_kernels": None,
         "draft_kernels_why": None,
+        "memory": None,
+        "rounds_ahead": 0,
         "graphs": None,
     }
 
@@ -148,7 +152,8 @@ def test_warming_up_records_the_common_kinds_first() -> None:
     with engine:
         engine.warm_up(GREEDY)
         names = engine.built.player.played.recorded
-        assert [name.split()[0] for name in names] == ["1x1", "1x2", "1x4", "1x8", "1x16"]
+        assert [name.split()[0] for name in names] == ["1x1", "1x2", "1x4", "1x8", "1x16", "1x1"]
+        assert [name.endswith("draft") for name in names] == [True] * 5 + [False]
     engine, _ = recorded("off", max_batch=2)
     with engine:
         engine.warm_up(GREEDY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -89,3 +90,39 @@ def test_a_round_never_waits_for_the_device(law: dict[str, Any]) -> None:
                 batch.slot_B.item()
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("drafter", ["off", "ngram"])
+def test_while_rounds_run_ahead_the_host_waits_for_nothing_but_their_ends(drafter: str) -> None:
+    params = SamplingParams(max_tokens=120, seed=1, temperature=0, ignore_eos=True)
+    with engine(drafter, graphs=True) as one, engine(drafter, graphs=False) as plain:
+        names = [one.submit(prompt_of(10 + n, n), params) for n in range(3)]
+        while len(one._open[names[-1]][0].output) < 40:  # all kinds of rounds are recorded
+            one.step()
+        torch.cuda.set_sync_debug_mode("error")  # an event that is waited for is none
+        try:
+            for _ in range(10):
+                one.step()
+                assert len(one._loop.flights) == 1
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        told = [one.collect(name).token_ids for name in names]
+        asked = [plain.submit(prompt_of(10 + n, n), params) for n in range(3)]
+        assert told == [plain.collect(name).token_ids for name in asked]
+
+
+def test_a_round_in_flight_hides_the_hosts_work() -> None:
+    """The device works on while the host sleeps; a player that waits has both times in a row."""
+    params = SamplingParams(max_tokens=200, seed=1, temperature=0, ignore_eos=True)
+    seen: dict[int, bool] = {}
+    for ahead in (0, 1):
+        with engine("off", graphs=True) as one:
+            one.built.player.ahead = ahead
+            one.submit(prompt_of(10), params)
+            for _ in range(20):
+                one.step()
+            time.sleep(0.2)
+            before = int(one.built.round.state.length_C.max())
+            cached = max(request.cached for request in one.built.scheduler.running)
+            seen[ahead] = before > cached
+    assert seen == {0: False, 1: True}

@@ -7,6 +7,7 @@ compared on targets whose choices are far apart.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from small_models import fill_randomly, tiny_decoder
 from tiny_engine import DRAFT, VOCAB, finished, prompt_of, tokenizer
 from triton_device import DEVICE, MARKS
 
+from furcate.cli.options import TargetFlags
 from furcate.config import DraftOptions, EngineOptions, SamplingParams
 from furcate.drafters.around import around_head
 from furcate.drafters.draft_cache import Room
@@ -24,12 +26,14 @@ from furcate.engine.build import build
 from furcate.engine.compare import parting
 from furcate.engine.engine import Engine
 from furcate.engine.report import backend_json
+from furcate.errors import Unsupported
 from furcate.heads.eagle import Eagle3
 from furcate.heads.output import Shared
 from furcate.heads.spec import EagleSpec
-from furcate.kernels import draft_head_triton, sample_triton
+from furcate.kernels import backend_triton, draft_head_triton, sample_triton
 from furcate.kernels.backend import TORCH, Kernels
 from furcate.kernels.backend_triton import TRITON
+from furcate.models import blocks_triton
 from furcate.models.decoder import Decoder
 from furcate.models.weights import places
 
@@ -78,7 +82,7 @@ def filled(name: str, like: torch.Tensor) -> torch.Tensor:
 
 def engine_on(kernels: Kernels, decoder: Decoder, drafter: str, patch: Any) -> Engine:
     """An engine on these kernels, whatever the device."""
-    patch.setattr(building, "kernels_of", lambda device: kernels)
+    patch.setattr(building, "kernels_of", lambda device, **_: kernels)
     how = DraftOptions(**{**DRAFT, "depth": 2, "topk": 3, "num_draft_tokens": 7})
     guess: Any = drafter
     if drafter.startswith("eagle3"):
@@ -118,6 +122,45 @@ def test_triton_says_what_torch_says(drafter: str, monkeypatch: pytest.MonkeyPat
         assert drafted[0] == drafted[1] > 0
         for one, other in zip(heard, told, strict=True):
             assert one.stats.accepted == other.stats.accepted, "the same nodes were proposed"
+
+
+def told_by(decoder: Decoder, drafter: str, laws: Sequence[dict[str, Any]]) -> list[Any]:
+    """Tokens and logprobs of a batch-invariant engine that answers all of these at once."""
+    how = DraftOptions(topk=1, num_draft_tokens=5) if drafter == "ngram" else DraftOptions()
+    options = EngineOptions(**OPTIONS, batch_invariant=True)
+    with Engine(build(decoder, tokenizer(), drafter, options, how)) as engine:
+        assert engine.built.round.kernels.batch_invariant
+        names = []
+        for law in laws:
+            params = SamplingParams(max_tokens=MOST, ignore_eos=True, logprobs=True, **law)
+            names.append(engine.submit(2 * prompt_of(2 + law["seed"], law["seed"]), params))
+        outputs = finished(engine, names)
+        drafted = sum(output.stats.drafted for output in outputs)
+    assert (drafted > 0) == (drafter == "ngram")
+    return [(output.token_ids, output.logprobs) for output in outputs]
+
+
+def test_a_batch_invariant_engine_gives_the_same_bits_alone_and_with_chains_beside_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def invariant(found: Any) -> Any:
+        return lambda *_, batch_invariant: asked.append(batch_invariant) or found
+
+    monkeypatch.setattr(building, "kernels_of", invariant(backend_triton.INVARIANT))
+    monkeypatch.setattr(building, "blocks_of", invariant(blocks_triton.INVARIANT))
+    decoder, (greedy, sampled) = target(), LAWS[:2]
+    alone = told_by(decoder, "off", [sampled])
+    assert told_by(decoder, "ngram", [greedy, sampled])[1:] == alone
+    assert asked == [True] * 4
+
+
+def test_a_cpu_refuses_to_promise_it() -> None:
+    options = TargetFlags(device="cpu", batch_invariant=True).engine_options()
+    with pytest.raises(Unsupported, match="number of rows") as caught:
+        build(tiny_decoder(vocab=VOCAB), tokenizer(), "off", options, DraftOptions())
+    assert caught.value.field == "batch_invariant"
 
 
 @pytest.mark.parametrize(

@@ -52,11 +52,12 @@ class Pass:
         places = Places(table_BP, length_B, where.page_size, where.columns)
         return behind(places, draft.end_BR.to(device), draft.live_B.to(device), self.first)
 
-    def run(self, splits: int = 1, tile: Tile | None = None) -> Tensor:
+    def run(self, splits: int = 1, tile: Tile | None = None, chunk: int = 0) -> Tensor:
         """[B, R, H, D] on the CPU."""
         pool = Keys(self.pool.k_SKD.to(DEVICE), self.pool.v_SKD.to(DEVICE))
         q_THD = spaced(self.q_THD.to(DEVICE))
-        out_THD = on_device(q_THD, pool, self.sight(DEVICE), splits=splits, tile=tile)
+        sight = self.sight(DEVICE)
+        out_THD = on_device(q_THD, pool, sight, splits=splits, tile=tile, chunk=chunk)
         assert out_THD.dtype == self.q_THD.dtype
         return out_THD.cpu().view(*self.where.draft.tokens_BR.shape, *out_THD.shape[1:])
 
@@ -146,6 +147,33 @@ def test_splits_join_to_the_same(splits: int, lengths: list[int]) -> None:
     assert out_BRHD.isfinite().all()
 
 
+@pytest.mark.parametrize("chunk", [16, 48, 512])
+@pytest.mark.parametrize("lengths", [[0, 3], [130, 15], [300, 64, 47]], ids=str)
+def test_splits_with_fixed_borders_join_to_the_same(chunk: int, lengths: list[int]) -> None:
+    case = random_pass(layout(chunk, lengths, 9, 16), chunk)
+    out_BRHD = case.run(tile=Tile(16, 16), chunk=chunk)
+    assert case.worst(out_BRHD) <= TOLERANCE[torch.float32]
+    assert out_BRHD.isfinite().all()
+    late = random_pass(layout(chunk, lengths, 9, 16), chunk, first=1)
+    assert late.worst(late.run(tile=Tile(16, 16), chunk=chunk)) <= TOLERANCE[torch.float32]
+
+
+def test_with_fixed_borders_neither_rows_nor_requests_nor_columns_matter() -> None:
+    """More columns only add splits that saw nothing, and these weigh exactly 0."""
+    tile, chunk = Tile(16, 16), 16
+    where = layout(0, [50, 200], 20, 16, full=True)
+    both = random_pass(replace(where, draft=as_chain(where.draft, torch.tensor([20, 20]))))
+    whole = both.run(tile=tile, chunk=chunk)[0]
+    for rows in (1, 7, 19):
+        draft = as_chain(where.draft, torch.tensor([rows, 20]))
+        cut = replace(both, where=replace(where, draft=draft))
+        assert torch.equal(cut.run(tile=tile, chunk=chunk)[0, :rows], whole[:rows])
+    lone = layout(0, [69], 1, 16, full=True)
+    last = replace(both, where=replace(lone, table_BP=where.table_BP[:1]), q_THD=both.q_THD[19:20])
+    assert torch.equal(last.run(tile=tile, chunk=chunk)[0, 0], whole[19])
+    assert not torch.equal(last.run(tile=tile, chunk=32)[0, 0], whole[19]), "other borders are seen"
+
+
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize("first", [1, 17, 33])
 def test_columns_below_the_first_are_hidden_and_never_read(first: int, splits: int) -> None:
@@ -217,6 +245,8 @@ def test_a_level_of_a_draft_sees_what_it_is_told(
 
     pool = Keys(case.pool.k_SKD.to(DEVICE), case.pool.v_SKD.to(DEVICE))
     out_THD = on_device(case.q_THD.to(DEVICE), pool, sight(DEVICE), splits=splits).cpu()
+    fixed_THD = on_device(case.q_THD.to(DEVICE), pool, sight(DEVICE), chunk=64).cpu()
+    assert (out_THD - fixed_THD).abs().nan_to_num(nan=torch.inf).max() <= 1e-6
     known = Keys(*(x.double().nan_to_num(0) for x in (case.pool.k_SKD, case.pool.v_SKD)))
     told = tree_attention(case.q_THD.double(), known, packed(lay_out(sight(CPU), torch.float64), 2))
     assert (out_THD - told).abs().nan_to_num(nan=torch.inf).max() <= TOLERANCE[torch.float32]

@@ -60,22 +60,41 @@ def test_a_sum_and_its_norm_are_those_of_the_reference(rows: int, size: int) -> 
     x, more = (torch.randn(rows, 2 * size, generator=rng, dtype=torch.float64) for _ in "xm")
     weight = torch.randn(size, generator=rng, dtype=torch.float64)
     x, more = x[:, size:], more[:, :size]  # rows may lie apart
-    wanted = norm.add_norm(x, more, weight, 1e-5)
-    found = norm_triton.add_norm(*(y.float().to(DEVICE) for y in (x, more, weight)), 1e-5)
+    exact, rounded = norm_by(weight), norm_by(weight.float().to(DEVICE))
+    wanted = norm.add_norm(x, more, exact)
+    given, added = (y.float().to(DEVICE) for y in (x, more))
+    found = norm_triton.add_norm(given, added, rounded)
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one.cpu().double(), other, atol=1e-5, rtol=1e-5)
-    wrong = norm.add_norm(x, -more, weight, 1e-5)
+    wrong = norm.add_norm(x, -more, exact)
     assert (found[1].cpu().double() - wrong[1]).abs().max() > 1e-2, "and the comparison can fail"
+    total, normed = norm_triton.add_norm(given, None, rounded)
+    assert torch.equal(total, given)
+    torch.testing.assert_close(normed.cpu().double(), exact(x), atol=1e-5, rtol=1e-5)
+
+
+def norm_by(weight: torch.Tensor) -> norm.RmsNorm:
+    made = norm.RmsNorm(len(weight), 1e-5, like=weight).requires_grad_(False)
+    made.weight.copy_(weight)
+    return made
+
+
+def test_heads_are_normed_where_they_lie() -> None:
+    rng = torch.Generator().manual_seed(3)
+    wide = torch.randn(5, 4, 16, generator=rng).to(DEVICE)
+    by = norm_by(torch.randn(16, generator=rng).to(DEVICE))
+    _, found = norm_triton.add_norm(wide[:, 1:3], None, by)
+    torch.testing.assert_close(found, by(wide[:, 1:3].contiguous()), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_the_norm_is_that_of_the_rounded_sum(dtype: torch.dtype) -> None:
     rng = torch.Generator().manual_seed(1)
     x, more = (torch.randn(3, 64, generator=rng).to(dtype) for _ in "xm")
-    weight = torch.ones(64, dtype=dtype)
-    total, normed = norm_triton.add_norm(*(y.to(DEVICE) for y in (x, more, weight)), 1e-5)
+    by = norm_by(torch.ones(64, dtype=dtype, device=DEVICE))
+    total, normed = norm_triton.add_norm(x.to(DEVICE), more.to(DEVICE), by)
     assert torch.equal(total.cpu(), x + more)
-    exact = norm.add_norm((x + more).double(), torch.zeros(3, 64).double(), weight.double(), 1e-5)
+    exact = norm_by(torch.ones(64).double())((x + more).double())
     torch.testing.assert_close(
-        normed.cpu().double(), exact[1], atol=0, rtol=2 * torch.finfo(dtype).eps
+        normed.cpu().double(), exact, atol=0, rtol=2 * torch.finfo(dtype).eps
     )

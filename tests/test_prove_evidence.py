@@ -15,12 +15,15 @@ from tiny_engine import decoder, prompt_of, tokenizer
 from typer.testing import CliRunner
 
 from furcate.engine.compare import Parting
+from furcate.errors import BadRequest
 from furcate.prove import evidence
 from furcate.prove.evidence import (
     ENOUGH,
     PER_STREAM,
     Part,
     Run,
+    gaps,
+    laws_of,
     part_of,
     record_of,
     run_of,
@@ -78,6 +81,52 @@ def test_a_record_sums_its_parts_and_is_strict_json() -> None:
     assert [cell["drafter"] for cell in record["cells_by_drafter"]] == ["ngram", "any"]
 
 
+def test_a_record_counts_differences_on_chains_and_for_each_token_that_was_compared() -> None:
+    chain = replace(SOUND, drafter="chain", partings=[TIE], compared=6000)
+    tree = replace(SOUND, drafter="bushy", partings=[TIE, WRONG], compared=4000)
+    record = record_of(run(), CPU, [Part(1.0, [chain, tree])])
+    assert record["differences_on_chains"] == 1
+    assert record["compared"] == 10_000
+    assert record["differences_in_10000_tokens"] == 3
+    assert record["gaps"]["below 1e-05"] == 2
+    assert record["gaps"]["above"] == 1
+
+
+def test_every_gap_is_in_one_bin() -> None:
+    partings = [replace(TIE, gap=gap) for gap in (0.0, 1e-6, 5e-4, 0.3, 7.0, math.inf)]
+    assert sum(gaps(partings).values()) == 6
+    assert gaps(partings)["above"] == 2
+
+
+def test_streams_are_compared_up_to_their_first_difference(tmp_path: Path) -> None:
+    cells = part_of(run(), TINY, "greedy", tmp_path).cells
+    assert [cell.compared for cell in cells] == [3] * len(cells)
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_shares_together_are_all_laws_once(count: int) -> None:
+    shares = [law for k in range(1, count + 1) for law in laws_of(f"{k}/{count}")]
+    assert sorted(shares) == sorted(SETTINGS)
+    assert laws_of("") == list(SETTINGS)
+
+
+@pytest.mark.parametrize("share", ["0/2", "3/2", "1", "a/b", "1/", "/2", "-1/2"])
+def test_a_share_that_is_none_is_refused(share: str) -> None:
+    with pytest.raises(BadRequest):
+        laws_of(share)
+
+
+def test_a_share_leaves_its_parts_and_no_evidence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evidence, "_subject", lambda *_: TINY)
+    out, parts = tmp_path / "out.json", tmp_path / "parts"
+    told = invoked(f"--out={out}", f"--parts={parts}", "--device=cpu", "--share=1/14")
+    assert told.exit_code == 0
+    assert [file.stem for file in parts.iterdir()] == ["greedy"]
+    assert not out.exists()
+
+
 def test_sound_cells_fall_short_of_nothing() -> None:
     assert shortcomings([SOUND]) == []
     assert shortcomings([replace(SOUND, partings=[TIE] * 3)]) == []
@@ -96,6 +145,14 @@ def test_sound_cells_fall_short_of_nothing() -> None:
 )
 def test_every_shortcoming_is_named(cell: CellReport) -> None:
     assert len(shortcomings([cell])) == 1
+
+
+def test_in_half_precision_partings_are_the_result_and_no_shortcoming() -> None:
+    cells = [replace(SOUND, partings=[WRONG] * 9)]
+    assert shortcomings(cells, exact=False) == []
+    record = record_of(run(dtype="bfloat16"), CPU, [Part(1.0, cells)])
+    assert record["wrong"] is None
+    assert record["shortcomings"] == []
 
 
 def test_a_drafter_that_never_hits_is_no_shortcoming_beside_one_that_does() -> None:

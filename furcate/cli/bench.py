@@ -13,6 +13,7 @@ from rich.table import Table
 from typer import Context, Exit, Option
 
 from furcate.cli.drafting import DraftFlags
+from furcate.cli.fallbacks import fallbacks
 from furcate.cli.lazy import bench_module, compare_module, drafter_json, load_engine
 from furcate.cli.options import SamplingFlags, TargetFlags
 from furcate.cli.show import check_writable, err, out, print_json
@@ -87,7 +88,8 @@ def bench(
     )
     if flags.as_json not in (None, "-"):
         check_writable(Path(str(flags.as_json)))
-    with load_engine(target, draft, max_batch=flags.batch) as engine:
+    engines = 2 if flags.baseline is Baseline.PLAIN else 1
+    with load_engine(target, draft, max_batch=flags.batch, engines=engines) as engine:
         answers = _measured(engine, prompts, params, flags)
         asked = {"command": ctx.obj, **_asked(flags, params, draft, target)}
         asked["drafter_details"] = drafter_json(engine)
@@ -96,6 +98,8 @@ def bench(
         print_json(report)
     else:
         _show(report)
+        for line in fallbacks(report):
+            err().print(line, style="dim")
         if flags.as_json is not None:
             write_json(Path(flags.as_json), report)
     if not all(part["tie"] for part in report["differences"] or ()):

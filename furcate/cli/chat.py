@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from furcate.cli.drafting import DraftFlags
+from furcate.cli.fallbacks import fallbacks
 from furcate.cli.lazy import drafter_json, load_engine
 from furcate.cli.options import Quiet, SamplingFlags, TargetFlags
 from furcate.cli.show import err, print_json, print_text, stats_json, stats_line
@@ -55,9 +56,13 @@ def chat(flags: ChatFlags, sampling: SamplingFlags, draft: DraftFlags, target: T
             if line == "/exit":
                 break
             talk.take(line)
+        backend = engine.backend()
         drafter = {"drafter": draft.chosen_drafter(), "drafter_details": drafter_json(engine)}
     if flags.as_json:
-        print_json(talk.record() | drafter)
+        print_json(talk.record() | drafter | backend)
+    elif not flags.quiet:
+        for line in fallbacks(backend):
+            err().print(line, style="dim")
 
 
 @dataclass(slots=True)

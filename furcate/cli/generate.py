@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Exit, Option
 
 from furcate.cli.drafting import DraftFlags
+from furcate.cli.fallbacks import fallbacks
 from furcate.cli.lazy import bench_module, compare_module, drafter_json, load_engine
 from furcate.cli.options import Json, Quiet, SamplingFlags, TargetFlags
 from furcate.cli.show import err, logprob_json, print_json, print_text, stats_json, stats_line
@@ -81,12 +82,13 @@ def generate(
     """Answer one prompt; with --compare the exit code is 1 if an answer is wrong."""
     text, params = _prompt(ask), sampling.params()
     _check_shown(show, params)
-    with load_engine(target, draft, max_batch=min(params.n, _TOGETHER)) as engine:
+    most, engines = min(params.n, _TOGETHER), 2 if show.compare else 1
+    with load_engine(target, draft, max_batch=most, engines=engines) as engine:
         prompt = _encoded(engine, ask, text)
         output = answered(engine, prompt, params, aloud=not show.as_json)
         beside = _compared(engine, output, params) if show.compare else None
         drafter = {"drafter": draft.chosen_drafter(), "drafter_details": drafter_json(engine)}
-        drafter |= engine.backend()
+        drafter |= (backend := engine.backend())
     if show.as_json:
         print_json(_record(output, beside) | drafter)
     elif beside is not None:
@@ -94,6 +96,9 @@ def generate(
     elif not show.quiet:
         for choice in output.choices:
             err().print(f"{stats_line(choice.stats)} · seed {output.seed}", style="dim")
+    if not show.as_json and not show.quiet:
+        for line in fallbacks(backend):
+            err().print(line, style="dim")
     if beside is not None and beside.wrong:
         raise Exit(1)
 

@@ -49,14 +49,32 @@ class TargetFlags:
         int | None,
         Option(help="Room of the KV cache in tokens, all requests.", rich_help_panel=_TARGET),
     ] = None
+    gpu_memory_utilization: Annotated[
+        float,
+        Option(help="Share of a GPU's memory to hold, weights included.", rich_help_panel=_TARGET),
+    ] = 0.9
 
-    def engine_options(self, **more: Any) -> EngineOptions:
-        """As the engine takes them; `more` are options that one command sets by itself."""
+    batch_invariant: Annotated[
+        bool,
+        Option(
+            "--batch-invariant",
+            help="On a GPU: a token's scores are the same bit for bit, whatever else is scored.",
+            rich_help_panel=_TARGET,
+        ),
+    ] = False
+
+    def engine_options(self, *, engines: int = 1, **more: Any) -> EngineOptions:
+        """As the engine takes them; `more` are options that one command sets by itself.
+
+        `engines` are to live side by side: each may hold its part of a GPU's share.
+        """
         return EngineOptions(
             dtype=self.dtype,  # type: ignore[arg-type]  # pydantic judges the word
             device=self.device,
             max_context=self.max_context,
             kv_tokens=self.kv_tokens,
+            batch_invariant=self.batch_invariant,
+            gpu_memory_utilization=self.gpu_memory_utilization / engines,
             **more,
         )
 

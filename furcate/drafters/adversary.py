@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from furcate.drafters.base import View
+from furcate.drafters.footprint import Footprint
 from furcate.kernels.draft import Draft, Proposal, Verdict
 
 __all__ = ["SHAPES", "Adversary", "Node"]
@@ -73,6 +74,7 @@ class Adversary:
 
     light = True
     layers: tuple[int, ...] = ()
+    footprint = Footprint()
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ __all__ = ["around_head", "around_model", "beside_matches"]
 MODEL_DEPTH = 5
 MODEL_WIDTH = 4  # rows that go on at each level, and children of each
 HEAD_WIDTH = 10
-CPU_DEPTH = 5  # a level costs the same whatever it adds, and deep ones add little
+CPU_DEPTH = 4  # a level costs the same whatever it adds, and deep ones add little
 GPU_DEPTH = 7
 
 

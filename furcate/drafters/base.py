@@ -11,6 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from furcate.drafters.footprint import Footprint
 from furcate.kernels.draft import Draft, Proposal, Verdict
 from furcate.verify.law import Law
 
@@ -39,6 +40,11 @@ class Drafter(Protocol):
     pool: int  # P, nodes of a proposal
     light: bool  # proposing costs next to nothing: it is asked after every round
     layers: tuple[int, ...]  # target states it needs, counted as transformers' `hidden_states` are
+
+    @property
+    def footprint(self) -> Footprint:
+        """What it holds of the device's memory."""
+        ...
 
     def keep(self, view: View, rows: Draft, features_BRF: Tensor) -> None:
         """The target has scored this chain of prompt tokens, from position `view.length` on.

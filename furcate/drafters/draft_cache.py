@@ -78,6 +78,19 @@ class DraftCache:
         self.keys = PagedCache(shape, network.dtype, room.device, room.kernels)
         self.states = StatePool(room.slots, network.state_size, network.dtype, room.device)
 
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of each slot of the target's pages."""
+        pools = (self.keys.k_LSKD, self.keys.v_LSKD)
+        keys = sum(pool.nbytes // pool.shape[1] for pool in pools)
+        return keys + self.states.slot_bytes
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of what is drafted, which lies in no page of the target's."""
+        pools = (self.keys.k_LSKD, self.keys.v_LSKD, self.states.state_SC)
+        return sum(pool.nbytes for pool in pools) - self._room.slots * self.slot_bytes
+
     def keep(self, view: View, position_BR: Tensor, state_BRC: Tensor) -> None:
         """Keep states of committed positions; position -1 is nobody's."""
         self.states.write(places_of(view, self._room), position_BR, state_BRC)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from furcate.drafters.base import View
+from furcate.drafters.footprint import Footprint
 from furcate.drafters.judge import judge
 from furcate.drafters.medusa import MedusaDrafter
 from furcate.drafters.merge import Joint, join
@@ -62,6 +63,11 @@ class HybridDrafter:
         self.trust = Trust(device, kinds=3)
         self._sizes = [step.candidates for step in network.plan]
         self._dummy = capacity
+
+    @property
+    def footprint(self) -> Footprint:
+        """The network's: matches keep nothing."""
+        return self.network.footprint
 
     def keep(self, view: View, rows: Draft, features_BRF: Tensor) -> None:
         """The network's matter."""

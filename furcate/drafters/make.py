@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from furcate.models.load import load_decoder
 from furcate.models.zoo import resolve
 from furcate.text.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["NAMES", "Setting", "kernels_in", "make_drafter", "room_of"]
+__all__ = ["NAMES", "Setting", "Recipe", "kernels_in", "make_drafter", "recipe_of", "room_of"]
 
 HEADS = ("eagle3", "mtp", "medusa", "eagle1")  # the best first
 NAMES = ("off", "ngram", *HEADS, "hybrid")
@@ -56,8 +57,18 @@ class Source:
     is_head: bool  # of the target's; else it is a smaller model
 
 
+Recipe = Callable[[int], Drafter]
+"""Makes a drafter for so many pages of the target's; its network is loaded once, whatever the
+number of drafters made, so that one for a single page may tell what a page costs."""
+
+
 def make_drafter(which: str | Path, setting: Setting) -> Drafter:
-    """The drafter called `which`.
+    """What `recipe_of` makes, for the pages of `setting.cache`."""
+    return recipe_of(which, setting)(setting.cache.pages)
+
+
+def recipe_of(which: str | Path, setting: Setting) -> Recipe:
+    """How the drafter called `which` is made; the pages of `setting.cache` do not count.
 
     "off"; "ngram"; a head that comes with furcate for this target ("eagle3", "mtp", ...), "mtp"
     being the target's own where its directory holds one; the directory of a head, which may be the
@@ -72,19 +83,20 @@ def make_drafter(which: str | Path, setting: Setting) -> Drafter:
     options, nothing = setting.options, setting.options.num_draft_tokens == 0
     if name in ("off", "ngram"):
         check_honoured(name, name, options)
-        return OffDrafter() if nothing or name == "off" else _matches(options, setting)
+        light = OffDrafter() if nothing or name == "off" else _matches(options, setting)
+        return lambda pages: light
     inner = name.removeprefix(BESIDE)
     source = _find(inner, setting)
     alone = "head" if source.is_head else "model"
     check_honoured(alone if inner == name else "hybrid", name, options)
     if nothing:
-        return OffDrafter()
+        return lambda pages: OffDrafter()
     if inner == name:
         return _around(source, setting)
     # the lengths and widths that were asked for are those of the network's tree
     matches = _matches(options.model_copy(update={"depth": None, "topk": None}), setting)
     network = _around(source, setting, matches.depth)
-    return beside_matches(matches, network, room_of(setting))
+    return lambda pages: beside_matches(matches, network(pages), room_of(setting, pages))
 
 
 def kernels_in(drafter: Drafter) -> Kernels | None:
@@ -94,11 +106,11 @@ def kernels_in(drafter: Drafter) -> Kernels | None:
     return drafter.cache.keys.kernels if isinstance(drafter, RecurrentDrafter) else None
 
 
-def room_of(setting: Setting) -> Room:
-    """The sizes that a drafter with a network must follow."""
+def room_of(setting: Setting, pages: int | None = None) -> Room:
+    """The sizes that a drafter with a network must follow; `pages` None: those of the cache."""
     return Room(
         capacity=setting.max_batch,
-        pages=setting.cache.pages,
+        pages=setting.cache.pages if pages is None else pages,
         page_size=setting.cache.page_size,
         vocab=setting.target.spec.vocab_size,
         device=setting.target.device,
@@ -137,17 +149,19 @@ def _holds_a_head(folder: Path) -> bool:
 
 def _around(
     source: Source, setting: Setting, longest: int | None = None
-) -> RecurrentDrafter | MedusaDrafter:
-    target, options, room = setting.target, setting.options, room_of(setting)
+) -> Callable[[int], RecurrentDrafter | MedusaDrafter]:
+    """The network is loaded now."""
+    target, options = setting.target, setting.options
     if source.is_head:
         fingerprint = setting.tokenizer.fingerprint()
         head = read_head(source.path, target, options.draft_vocab, fingerprint=fingerprint)
         pack(head)
-        return around_head(head, options, room, calibration_of(source.path), longest)
+        fitted = calibration_of(source.path)
+        return lambda pages: around_head(head, options, room_of(setting, pages), fitted, longest)
     decoder = load_decoder(source.path, target.dtype, target.device)
     if decoder.can_pack:
         decoder.pack()
-    return around_model(decoder, options, room, longest)
+    return lambda pages: around_model(decoder, options, room_of(setting, pages), longest)
 
 
 def _shipped(name: str, tokenizer: Tokenizer) -> Path:

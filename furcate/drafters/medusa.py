@@ -13,6 +13,7 @@ from furcate.drafters.base import View
 from furcate.drafters.draft_cache import Room, places_of
 from furcate.drafters.expand import Manner
 from furcate.drafters.features import of_chain, of_path
+from furcate.drafters.footprint import SPELLED_OUT, Footprint, storages
 from furcate.drafters.vocabulary import Vocabulary
 from furcate.heads.medusa import Medusa
 from furcate.kernels.draft import Draft, Proposal, Verdict
@@ -48,6 +49,16 @@ class MedusaDrafter:
         self.plausible = self._grower.plausible
         self._room = room
         self.states = StatePool(room.slots, spec.hidden_size, dtype, room.device)
+
+    @property
+    def footprint(self) -> Footprint:
+        """States, weights, and the scores of all levels."""
+        scored = self._room.capacity * self.heads.depth * self.words.size
+        return Footprint(
+            slot=self.states.slot_bytes,
+            work=scored * (self.states.state_SC.itemsize + SPELLED_OUT),
+            weights=storages(self.heads),
+        )
 
     def keep(self, view: View, rows: Draft, features_BRF: Tensor) -> None:
         """Keep the target's states at a stretch of committed tokens."""

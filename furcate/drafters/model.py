@@ -5,6 +5,8 @@ Legend: T flat rows, F features of the target, C hidden size, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -31,6 +33,14 @@ class ModelNetwork:
     def dtype(self) -> torch.dtype:
         """Of weights, states and logits."""
         return self.decoder.dtype
+
+    def parameters(self) -> Iterator[Tensor]:
+        """The decoder's."""
+        return self.decoder.parameters()
+
+    def buffers(self) -> Iterator[Tensor]:
+        """The decoder's."""
+        return self.decoder.buffers()
 
     def fuse(self, features_TF: Tensor) -> Tensor:
         """There are none, and nothing is made of them."""

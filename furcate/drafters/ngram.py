@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 
 from furcate.config import DraftOptions
 from furcate.drafters.base import View
+from furcate.drafters.footprint import Footprint
 from furcate.drafters.judge import judge
 from furcate.drafters.ngram_calibration import MEASURED, Evidence, Rates
 from furcate.kernels.draft import Draft, Proposal, Verdict
@@ -51,6 +52,7 @@ class NgramDrafter:
 
     light = True
     layers: tuple[int, ...] = ()
+    footprint = Footprint()
 
     def __init__(self, options: DraftOptions, *, capacity: int, device: torch.device) -> None:
         self.depth = DEPTH if options.depth is None else options.depth

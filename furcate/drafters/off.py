@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from furcate.drafters.base import View
+from furcate.drafters.footprint import Footprint
 from furcate.kernels.draft import Draft, Proposal, Verdict
 
 __all__ = ["OffDrafter"]
@@ -21,6 +22,7 @@ class OffDrafter:
     pool = 1
     light = True
     layers: tuple[int, ...] = ()
+    footprint = Footprint()
 
     def keep(self, view: View, rows: Draft, features_BRF: Tensor) -> None:
         """It needs no features."""

@@ -15,6 +15,7 @@ from furcate.drafters.base import View
 from furcate.drafters.draft_cache import DraftCache, Pass, Room
 from furcate.drafters.expand import Frontier, Manner
 from furcate.drafters.features import of_chain, of_path
+from furcate.drafters.footprint import SPELLED_OUT, Footprint, storages
 from furcate.drafters.vocabulary import Vocabulary
 from furcate.heads.recurrent import Recurrent
 from furcate.kernels.draft import Draft, Proposal, Verdict
@@ -50,6 +51,18 @@ class RecurrentDrafter:
         self._dummy = room.capacity
         # a round commits the accepted nodes and one more, and the last root's keys lay in scratch
         self._tail = 2 + (manner.longest or self.depth)
+
+    @property
+    def footprint(self) -> Footprint:
+        """Keys, states, weights, and the scores of the widest level."""
+        widest = max(1, *(step.rows for step in self.plan))
+        score = self.network.dtype.itemsize + SPELLED_OUT
+        return Footprint(
+            slot=self.cache.slot_bytes,
+            scratch=self.cache.scratch_bytes,
+            work=self._dummy * widest * self.words.size * score,
+            weights=storages(self.network),
+        )
 
     def keep(self, view: View, rows: Draft, features_BRF: Tensor) -> None:
         """Keep the target's states at a stretch of committed tokens."""

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 from furcate.config import DraftOptions, EngineOptions
 from furcate.drafters.base import Drafter
-from furcate.drafters.make import Setting, make_drafter
+from furcate.drafters.footprint import storages
+from furcate.drafters.make import Recipe, Setting, recipe_of
 from furcate.engine.asking import Limits
 from furcate.engine.graphs import CudaRecorder, Graphs
+from furcate.engine.memory import (
+    Demand,
+    Device,
+    Memory,
+    Running,
+    Sizes,
+    demand_of,
+    named,
+    pages_for,
+)
 from furcate.engine.player import Eager, Player
 from furcate.engine.round import Round
 from furcate.engine.scheduler import Scheduler
@@ -22,6 +35,7 @@ from furcate.errors import BadFile, BadRequest, Unsupported
 from furcate.kernels.backend import kernels_of
 from furcate.kv.book import PageBook
 from furcate.kv.cache import CacheShape, PagedCache
+from furcate.models.blocks import blocks_of
 from furcate.models.decoder import Decoder
 from furcate.models.load import load_decoder
 from furcate.models.zoo import resolve
@@ -31,7 +45,7 @@ __all__ = ["Built", "build", "device_of", "dtype_of", "load"]
 
 DEFAULT_KV_TOKENS = 32768  # on the CPU untouched pages cost nothing
 DEFAULT_NODES = 63
-GPU_KV_SHARE = 0.6  # of the memory that is free once the weights are loaded
+LEAST_CAPABILITY = (8, 0)  # of a GPU: what Triton and bfloat16 need
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +59,7 @@ class Built:
     player: Player
     scheduler: Scheduler
     adaptive: bool
+    memory: Memory | None = None  # what it holds of a GPU; None on a CPU
 
 
 def load(
@@ -55,7 +70,8 @@ def load(
     dtype = dtype_of(options.dtype, device)
     path = resolve(target)
     tokenizer = load_tokenizer(path)
-    decoder = load_decoder(path, dtype, device)
+    with named("the target was loaded"):
+        decoder = load_decoder(path, dtype, device)
     if decoder.can_pack:
         decoder.pack()
     return build(decoder, tokenizer, drafter, options, draft, home=path)
@@ -72,34 +88,45 @@ def build(
 ) -> Built:
     """An engine's parts around a decoder; `drafter` is a name, a path, or a Drafter itself.
 
-    `home` is where the target came from.
+    `home` is where the target came from. Raises BadRequest where the device has no room.
     """
+    with named("the engine was built"):
+        return _build(decoder, tokenizer, drafter, options, draft, home)
+
+
+def _build(
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    drafter: str | Path | Drafter,
+    options: EngineOptions,
+    draft: DraftOptions,
+    home: Path | None,
+) -> Built:
     _check_vocabulary(decoder, tokenizer)
     context = _context(options, decoder.spec.max_position)
-    pages = -(-_kv_tokens(options, decoder, context) // options.page_size)
-    shape = CacheShape(
+    page = CacheShape(
         layers=decoder.spec.num_layers,
         kv_heads=decoder.spec.num_kv_heads,
         head_dim=decoder.spec.head_dim,
-        pages=pages,
+        pages=1,
         page_size=options.page_size,
     )
-    kernels = kernels_of(decoder.device)
-    cache = PagedCache(shape, decoder.dtype, decoder.device, kernels)
-    setting = Setting(decoder, tokenizer, shape, options.max_batch, draft, kernels, home)
-    guess = make_drafter(drafter, setting) if isinstance(drafter, str | Path) else drafter
+    kernels = kernels_of(decoder.device, batch_invariant=options.batch_invariant)
+    if options.batch_invariant:
+        decoder = decoder.on(blocks_of(decoder.device, decoder.dtype, batch_invariant=True))
+    setting = Setting(decoder, tokenizer, page, options.max_batch, draft, kernels, home)
+    recipe = recipe_of(drafter, setting) if isinstance(drafter, str | Path) else _ready(drafter)
+    sizing = partial(_sizes, setting, options, context)
+    pages, memory = _default_pages(options, context), None
+    device = device_memory(decoder.device)
+    if device is not None:
+        demand = _demand(setting, options, recipe(1), sizing)
+        pages = pages_for(options, demand, device, context)
+        memory = demand.with_pages(pages)
+    guess = recipe(pages)
     most_nodes = _most_nodes(draft, guess)
-    state = State(
-        StateShape(
-            capacity=options.max_batch,
-            context=context,
-            levels=guess.depth + 1,
-            pages=-(-(context + most_nodes + 1) // options.page_size),
-            pool=guess.pool,
-            vocab=decoder.spec.vocab_size,
-        ),
-        decoder.device,
-    )
+    state = State(sizing(guess).state, decoder.device)
+    cache = PagedCache(replace(page, pages=pages), decoder.dtype, decoder.device, kernels)
     book = PageBook(
         pages,
         options.page_size,
@@ -115,6 +142,52 @@ def build(
         player=_player(round_, options),
         scheduler=Scheduler(book, options.max_batch, options.prefill_chunk),
         adaptive=draft.adaptive,
+        memory=memory,
+    )
+
+
+def device_memory(device: torch.device) -> Device | None:
+    """What is free on a GPU now; None on a CPU, where an untouched page takes nothing."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.empty_cache()  # what loading held is free
+    return Device(*torch.cuda.mem_get_info(device))
+
+
+def _ready(drafter: Drafter) -> Recipe:
+    """One that was made before: its pools are as they are."""
+    return lambda pages: drafter
+
+
+def _sizes(setting: Setting, options: EngineOptions, context: int, drafter: Drafter) -> Sizes:
+    spec, most_nodes = setting.target.spec, _most_nodes(setting.options, drafter)
+    return Sizes(
+        state=StateShape(
+            capacity=options.max_batch,
+            context=context,
+            levels=drafter.depth + 1,
+            pages=-(-(context + most_nodes + 1) // options.page_size),
+            pool=drafter.pool,
+            vocab=spec.vocab_size,
+        ),
+        rows=most_nodes + 1,
+        chunk=options.prefill_chunk,
+        features=len(drafter.layers) * spec.hidden_size,
+    )
+
+
+def _demand(
+    setting: Setting, options: EngineOptions, drafter: Drafter, sizing: Callable[[Drafter], Sizes]
+) -> Demand:
+    target, page = setting.target, setting.cache
+    fitting = setting.kernels.fitting(target.dtype, page.head_dim)
+    return demand_of(
+        target.spec,
+        storages(target),
+        (page, target.dtype),
+        drafter.footprint,
+        sizing(drafter),
+        Running(fitting.name, recorded=options.graphs),
     )
 
 
@@ -156,16 +229,42 @@ def _most_nodes(draft: DraftOptions, drafter: Drafter) -> int:
 def device_of(name: str) -> torch.device:
     """The device an option names; "auto" is CUDA where there is one."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
         raise BadRequest("no such device", field="device", value=name, hint="cpu or cuda") from None
     if device.type not in ("cpu", "cuda"):
         raise Unsupported("furcate runs on cpu and cuda", field="device", value=name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise BadRequest("no CUDA device is there", field="device", value=name, hint="use cpu")
+    if device.type == "cuda":
+        _check_gpu(name, device)
     return device
+
+
+def _check_gpu(name: str, device: torch.device) -> None:
+    """What is missing is said before anything is loaded; nothing runs slowly for want of it."""
+    if not torch.cuda.is_available():
+        raise BadRequest("no CUDA device is there", field="device", value=name, hint="use cpu")
+    count = torch.cuda.device_count()
+    if device.index is not None and device.index >= count:
+        there = "there is one CUDA device" if count == 1 else f"there are {count} CUDA devices"
+        raise BadRequest(f"{there}, counted from 0", field="device", value=name)
+    has = torch.cuda.get_device_capability(device)
+    if has < LEAST_CAPABILITY:
+        raise Unsupported(
+            f"furcate's kernels and bfloat16 need compute capability {_dotted(LEAST_CAPABILITY)}, "
+            f"and this device has {_dotted(has)}",
+            field="device",
+            value=name,
+            hint="use cpu",
+        )
+    if find_spec("triton") is None:
+        hint = "install triton, or use cpu"
+        raise Unsupported("needs triton, which is not there", field="device", value=name, hint=hint)
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
 
 
 def dtype_of(name: str, device: torch.device) -> torch.dtype:
@@ -193,20 +292,7 @@ def _context(options: EngineOptions, trained: int) -> int:
     return min(asked or trained, options.kv_tokens or trained)
 
 
-def _kv_tokens(options: EngineOptions, decoder: Decoder, context: int) -> int:
-    """Room of the paged cache, in tokens."""
-    if options.kv_tokens is not None:
-        return options.kv_tokens
-    if decoder.device.type == "cpu":
-        return max(DEFAULT_KV_TOKENS, context)
-    spec = decoder.spec
-    token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * decoder.dtype.itemsize
-    free, _ = torch.cuda.mem_get_info(decoder.device)
-    room = int(free * GPU_KV_SHARE) // token
-    if room < context:
-        raise BadRequest(
-            f"the cache has room for {room} tokens, one request may need {context}",
-            field="max_context",
-            hint="lower max_context, or free memory on the device",
-        )
-    return min(room, options.max_batch * context)
+def _default_pages(options: EngineOptions, context: int) -> int:
+    """Pages of the pool where nobody counts them: as many as asked for, or enough."""
+    tokens = options.kv_tokens or max(DEFAULT_KV_TOKENS, context)
+    return -(-tokens // options.page_size)

@@ -12,6 +12,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from furcate.config import SamplingParams
+from furcate.engine.outputs import TokenLogprob
 from furcate.verify.logprobs import Logprobs
 
 __all__ = ["Emitted", "Told", "packed", "unpacked"]
@@ -34,7 +36,7 @@ class Emitted:
     processed: Logprobs | None
 
     def on_host(self) -> Emitted:
-        """The same on the host, by one copy: the one place where a round waits for the device."""
+        """The same on the host, by one copy, which waits for the device."""
         if self.count_B.device.type == "cpu":
             return self
         return unpacked(packed(self).cpu(), self)
@@ -45,6 +47,21 @@ class Emitted:
         shown = zip(self.tokens_BD.tolist(), self.count_B.tolist(), strict=True)
         tokens = [row[:count] for row, count in shown]
         return [Told(*one) for one in zip(tokens, self.gain_BN.tolist(), *columns, strict=True)]
+
+    def logprobs(self, b: int, kept: Sequence[int], params: SamplingParams) -> list[TokenLogprob]:
+        """Those of request b's tokens, as its parameters ask for them."""
+        if not params.logprobs:
+            return []
+        told = self.raw if params.logprobs_mode == "raw" else self.processed
+        assert told is not None
+        chosen = told.chosen_BD[b].tolist()
+        ids = told.top_id_BDK[b].tolist()
+        values = told.top_BDK[b].tolist()
+        top = params.top_logprobs
+        return [
+            TokenLogprob(t, chosen[d], tuple(zip(ids[d][:top], values[d][:top], strict=True)))
+            for d, t in enumerate(kept)
+        ]
 
 
 @dataclass(frozen=True, slots=True)

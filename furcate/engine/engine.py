@@ -12,6 +12,7 @@ from typing import Any, Self, overload
 from furcate.config import DraftOptions, EngineOptions, SamplingParams
 from furcate.engine.build import Built, load
 from furcate.engine.loop import Loop
+from furcate.engine.memory import named
 from furcate.engine.outputs import Output, Piece
 from furcate.engine.report import backend_json
 from furcate.engine.request import Request
@@ -186,7 +187,7 @@ class Engine:
 
     def warm_up(self, params: SamplingParams | None = None) -> None:
         """Measure ahead what rounds of this kind cost; else the first that needs it waits."""
-        with self._lock:
+        with self._lock, named("rounds were measured"):
             self._loop.warm_up(params or SamplingParams())
 
     def step(self) -> bool:
@@ -220,7 +221,8 @@ class Engine:
 
     def _advance(self) -> None:
         try:
-            self._loop.step()
+            with named("a round was played"):
+                self._loop.step()
         finally:  # a fault has ended some requests: their readers hear of it
             for piece in self._loop.drain():
                 if piece.request_id in self._mail:

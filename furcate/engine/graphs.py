@@ -2,20 +2,23 @@
 
 Requests are rounded up to a bucket with rows of the dummy slot, which owns no page but the scratch
 page. All that a round reads is in the state, which never moves; slots and allowances are copied
-into the recording's own buffers. Legend: B requests of a bucket.
+into the recording's own buffers. A round may be launched before the one ahead of it is read: on the
+device one stream keeps the order, and every round in flight has memory of its own on the host.
+Legend: B requests of a bucket.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from furcate.engine.emitted import Emitted, packed, unpacked
-from furcate.engine.player import Eager, Played
+from furcate.engine.player import Eager, Outcome, Played
 from furcate.engine.round import Batch, Round
 from furcate.verify.law import Needs
 
@@ -37,11 +40,15 @@ class Recorder(Protocol):
         ...
 
     def staging(self, like: Tensor) -> Tensor:
-        """A tensor of this shape on the host, quick to copy from and to."""
+        """A tensor of this shape on the host, which the device can copy from and to by itself."""
         ...
 
-    def wait(self) -> None:
-        """Wait for the device."""
+    def send(self, device: Tensor, staged: Tensor) -> None:
+        """Copy to the device behind all that was launched; `staged` may not change before that."""
+        ...
+
+    def fetch(self, staged: Tensor, device: Tensor) -> Callable[[], None]:
+        """Copy to the host behind all that was launched; calling what it returns waits for that."""
         ...
 
 
@@ -68,15 +75,22 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
+class Staging:
+    """Memory on the host of one round in flight: nobody else's from its launch until it is read."""
+
+    slots_2B: Tensor
+    block: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Recording:
     """One kind of round, and the buffers through which it is told and tells."""
 
     slots_2B: Tensor  # int64, slots and allowances, on the device
-    slots_on_host: Tensor
     block: Tensor  # `packed`, on the device
-    block_on_host: Tensor
     like: Emitted
     repeat: Callable[[], None]
+    spare: list[Staging] = field(default_factory=list)  # as many as were ever in flight together
 
 
 class Graphs:
@@ -86,6 +100,9 @@ class Graphs:
     """
 
     records = True
+    # With one round ahead a period is as long as the longer of the device's work and the host's; no
+    # number of rounds makes it shorter, and each makes one more round in vain at an answer's end.
+    ahead = 1
 
     def __init__(self, round_: Round, recorder: Recorder) -> None:
         self.played = Played()
@@ -96,19 +113,20 @@ class Graphs:
         shape = round_.state.shape
         self._widest = shape.context + round_.most_nodes + 2
 
-    def play(self, batch: Batch) -> Emitted:
+    def launch(self, batch: Batch) -> Outcome:
         """See `Player`."""
         kind = self.kind_of(batch)
         recording = self._recordings.get(kind) or self._recorded(kind)
         if recording is None:
             self.played.eager += 1
-            return self._eager.play(batch)
+            return self._eager.launch(batch)
         self.played.replayed += 1
-        self._tell(recording, batch)
+        staging = self._staging(recording)
+        self._tell(staging, batch)
+        self._recorder.send(recording.slots_2B, staging.slots_2B)
         recording.repeat()
-        recording.block_on_host.copy_(recording.block, non_blocking=True)
-        self._recorder.wait()
-        return unpacked(recording.block_on_host, recording.like)
+        wait = self._recorder.fetch(staging.block, recording.block)
+        return partial(_outcome, recording, staging, wait)
 
     def kind_of(self, batch: Batch) -> Kind:
         """The smallest bucket that holds a round."""
@@ -158,20 +176,34 @@ class Graphs:
         seen: list[Emitted] = []
 
         def step() -> Tensor:
-            emitted = self._round.play(batch)
+            # who has finished on the device takes no part, though the host may not know it yet
+            emitted = self._round.play(replace(batch, slot_B=state.at_work(batch.slot_B)))
             seen[:] = [emitted]
             return packed(emitted)
 
         repeat, block = self._recorder.record(step)
-        staging = self._recorder.staging
-        return Recording(slots_2B, staging(slots_2B), block, staging(block), seen[0], repeat)
+        return Recording(slots_2B, block, seen[0], repeat)
 
-    def _tell(self, recording: Recording, batch: Batch) -> None:
+    def _staging(self, recording: Recording) -> Staging:
+        """Memory that no round in flight uses."""
+        if recording.spare:
+            return recording.spare.pop()
+        new = self._recorder.staging
+        return Staging(new(recording.slots_2B), new(recording.block))
+
+    def _tell(self, staging: Staging, batch: Batch) -> None:
         """Say who plays; the rows behind them are the dummy's, one each."""
-        on_host, players = recording.slots_on_host, len(batch.slot_B)
-        on_host[0, :players], on_host[0, players:] = batch.slot_B, self._round.state.dummy
-        on_host[1, :players], on_host[1, players:] = batch.allowance_B, 1
-        recording.slots_2B.copy_(on_host, non_blocking=True)
+        slots_2B, players = staging.slots_2B, len(batch.slot_B)
+        slots_2B[0, :players], slots_2B[0, players:] = batch.slot_B, self._round.state.dummy
+        slots_2B[1, :players], slots_2B[1, players:] = batch.allowance_B, 1
+
+
+def _outcome(recording: Recording, staging: Staging, wait: Callable[[], None]) -> Emitted:
+    """What one replay has said; its memory is free for another."""
+    wait()
+    told = unpacked(staging.block.clone(), recording.like)
+    recording.spare.append(staging)
+    return told
 
 
 class CudaRecorder:
@@ -188,7 +220,6 @@ class CudaRecorder:
             for _ in range(_WARM_UP):
                 step()
         torch.cuda.current_stream().wait_stream(aside)
-        torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             result = step()
@@ -198,9 +229,16 @@ class CudaRecorder:
         """See `Recorder`."""
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
 
-    def wait(self) -> None:
+    def send(self, device: Tensor, staged: Tensor) -> None:
         """See `Recorder`."""
-        torch.cuda.current_stream().synchronize()
+        device.copy_(staged, non_blocking=True)
+
+    def fetch(self, staged: Tensor, device: Tensor) -> Callable[[], None]:
+        """See `Recorder`."""
+        staged.copy_(device, non_blocking=True)
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied.record()
+        return copied.synchronize
 
 
 def _bucket(count: int) -> int:

@@ -1,4 +1,4 @@
-"""The loop around the round: admit, score prompts in chunks, play a round, deliver the tokens."""
+"""The loop around the round: admit, score prompts in chunks, launch a round, deliver an outcome."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ import torch
 from furcate.config import SamplingParams
 from furcate.engine.answer import Answer, Taken
 from furcate.engine.asking import settle
-from furcate.engine.budget import Budget, Patience
+from furcate.engine.budget import Budget, Patience, Returns
 from furcate.engine.build import Built
-from furcate.engine.emitted import Emitted, Told
+from furcate.engine.catch_up import CatchUp
+from furcate.engine.emitted import Told
+from furcate.engine.flight import Flight, Flights
+from furcate.engine.lineup import Lineup
 from furcate.engine.outputs import Choice, Piece, TokenLogprob
+from furcate.engine.probe import nobody, seconds_of
 from furcate.engine.request import Phase, Request
 from furcate.engine.round import Batch
 from furcate.engine.scheduler import Chunk
@@ -28,13 +32,13 @@ __all__ = ["Loop"]
 
 BROKEN = "the target's logits at this position are not finite numbers"
 WARM_ROWS = (1, 2, 4, 8, 16)
-PROBES = 3  # rounds timed to learn the cost of a size; the first one only warms up
 
 
 class Loop:
     """Continuous batching over one Round; single-threaded, whoever calls `step` drives all.
 
-    The host reads the device once a round, at its end.
+    The host reads the device once a round, at its end, and where the player has it so while the
+    next round is under way already: the device never waits for what the host makes of a round.
     """
 
     def __init__(self, built: Built) -> None:
@@ -48,7 +52,13 @@ class Loop:
         most_nodes = built.round.most_nodes
         self.budget = Budget(self._probe, most_nodes=most_nodes, adaptive=built.adaptive)
         self.patience = Patience.of(light=built.round.drafter.light)
+        self.returns = Returns()
         self.watch = Watch(active=not built.round.drafter.light)
+        self.flights = Flights(self.scheduler.book.pool, self.state.shape.levels)
+        self._lineup = Lineup(self.limits.vocab, self.scheduler.book.page_size)
+        self._catch_up = CatchUp(self.round, self.limits.vocab)
+        self._since = 0.0  # from when on the time counts for the next round that is read
+        self._news = False  # gains have come that no draft was judged by yet
         self._answers: dict[Request, Answer] = {}
         self._outbox: list[Piece] = []
 
@@ -73,8 +83,10 @@ class Loop:
         """Learn ahead what small rounds of this kind cost, so that no request waits for it."""
         needs = needs_of([params], self.limits.vocab)
         if self.budget.adaptive and self.budget.most_nodes:
+            costs = self.budget.costs(needs)
             for rows in WARM_ROWS:
-                self.budget.costs(needs).of(rows)
+                costs.of(rows)
+            costs.of(1, drafts=False)
         elif self.player.records:
             self._probe(needs, self.budget.rows(needs, []))
 
@@ -89,6 +101,9 @@ class Loop:
         Whatever goes wrong in a pass ends the requests it was for with "error", since device and
         host may no longer agree on them, and is raised; the others can go on.
         """
+        self._since = time.perf_counter()
+        if self.scheduler.newcomers:
+            self._land()
         for request in self.scheduler.admit():
             self.state.admit(request.slot, request)
             self.state.set_pages(request.slot, request.pages.numbers)
@@ -102,11 +117,14 @@ class Loop:
         if players:
             with self._ending(players):
                 self._decode(players)
+        self._land(self.player.ahead)
+        self._land_the_last()
         self.watch.warn()
 
     def abort(self, request: Request) -> None:
         """End an answer where it stands; what it has emitted stays valid."""
         self._deliver(request, [], self._answers[request].end("abort"))
+        self._land_the_last()
 
     @contextmanager
     def _ending(self, requests: list[Request]) -> Iterator[None]:
@@ -133,65 +151,100 @@ class Loop:
             rows = chain(
                 view.tokens_BW[:, chunk.start :], self._on_device([chunk.end - chunk.start])
             )
-            self.round.prefill(view, rows, Span(chunk.end, self._run_of([request])))
+            self.round.prefill(view, rows, Span(chunk.end, self._lineup.run([request])))
             request.cached = request.read = chunk.end
             state.length_C[request.slot] = chunk.end
         if chunk.end == request.committed - 1:
             request.phase = Phase.DECODE
             self.scheduler.share_prompt(request)
-            batch = self._batch([request], 1, needs).on(state.device)
+            batch = self._lineup.of([request], 1, needs).on(state.device)
             request.gains = self.round.propose(batch)[0].tolist()
+            self._news = True
         request.stats.prefill_seconds += time.perf_counter() - began
 
     @torch.inference_mode()
     def _decode(self, players: list[Request]) -> None:
-        """One round of everybody whose prompt is scored."""
+        """Launch one round of everybody whose prompt is scored.
+
+        The gains are those of the rounds that are read: behind a round in flight the rows are
+        chosen by the draft before the one that they will score.
+        """
         needs = needs_of([request.ask.params for request in players], self.limits.vocab)
-        wanted = self.budget.rows(needs, [request.gains for request in players])
-        began = time.perf_counter()
-        players, rows = self.scheduler.reserve(wanted, self._preempted)
+        rows = self.budget.rows(needs, [request.gains for request in players])
+        self._since = time.perf_counter()
+        if not (self.flights and self.scheduler.reserve_ahead(rows, self.flights.unread)):
+            self._land()  # running ahead gives way before speculation does
+            players, rows = self.scheduler.reserve(rows, self._preempted)
+        if not players:
+            return
         for request in players:
             self.state.set_pages(request.slot, request.pages.numbers)
-        batch = replace(self._batch(players, rows, needs), propose=self._asks(players, rows))
+        batch = self._lineup.of(players, rows, needs, self.flights.unread)
+        batch = replace(batch, propose=self._asks(players, rows))
         known = len(self.player.played.recorded)
-        emitted = self.player.play(batch)
-        seconds = time.perf_counter() - began
-        first = known < len(self.player.played.recorded)  # the time is that of the recording
-        if not first and batch.propose == (rows > 1 or self.round.drafter.light):
-            self.budget.observe(needs, rows * len(players), seconds)
-        for b, told in enumerate(emitted.told()[: len(players)]):
-            request = players[b]
-            params = request.ask.params
-            logprobs = _logprobs_of(emitted, b, told.tokens, params) if params.logprobs else []
-            self._take(request, told, logprobs, seconds)
+        flight = Flight(players, batch, self.player.launch(batch))
+        self.flights.launched(flight)
+        if len(self.player.played.recorded) > known:  # the time is that of the recording
+            self.flights.disturbed()
+
+    def _land(self, left: int = 0) -> None:
+        """Read the oldest rounds until no more than `left` are in flight."""
+        while len(self.flights) > left:
+            flight = self.flights.next()
+            try:
+                with self._ending(flight.players):
+                    self._read(flight)
+            finally:
+                self.flights.landed(flight)
+
+    def _land_the_last(self) -> None:
+        """Where nobody decodes any more the rounds in flight are nobody's."""
+        if not self.scheduler.decoding():
+            self._land()
+
+    @torch.inference_mode()
+    def _read(self, flight: Flight) -> None:
+        """Wait for a round; whoever took part and is still there takes what came of it."""
+        emitted, batch = flight.outcome(), flight.batch
+        began, self._since = self._since, time.perf_counter()
+        seconds = self._since - began
+        told = emitted.told()
+        there = [b for b, r in enumerate(flight.players) if r.phase is Phase.DECODE]
+        if there and flight.timed and self.budget.adaptive:
+            self._reckon(batch, [len(told[b].tokens) for b in there], seconds)
+        for b in there:
+            request = flight.players[b]
+            logprobs = emitted.logprobs(b, told[b].tokens, request.ask.params)
+            self._take(request, told[b], logprobs, seconds)
+        self._news = True
+
+    def _reckon(self, batch: Batch, counts: Sequence[int], seconds: float) -> None:
+        """What a round tells of costs, and of what drafting brings to those who are still there."""
+        needs, drafts, players = batch.needs, batch.propose, len(batch.slot_B)
+        self.budget.observe(needs, batch.rows * players, seconds, drafts=drafts)
+        if drafts and not self.round.drafter.light:
+            plain = self.budget.costs(needs).of(players, drafts=False)
+            self.returns.note(sum(counts), len(counts) * seconds / plain)
 
     def _asks(self, players: list[Request], rows: int) -> bool:
         """Whether the drafter is asked after this round; if so it is told what it has missed."""
         if not self.budget.adaptive:
             return True
-        if any(request.gains for request in players):
-            self.patience.note(rows > 1)
+        if self._news and any(request.gains for request in players):
+            paid = rows > 1 and (self.round.drafter.light or self.returns.positive)
+            if self.patience.note(paid):
+                self.returns.forget()
+            self._news = False
         if not self.patience.asks():
             return False
-        for request in players:
-            self._read_up(request)
+        if not self.flights.asked:
+            for request in players:
+                self._catch_up.read(request, self.flights.unread)
         return True
-
-    @torch.inference_mode()
-    def _read_up(self, request: Request) -> None:
-        """Show a drafter with keys of its own the tokens that were committed without it."""
-        if self.round.drafter.light or request.read >= request.cached:
-            return
-        needs = needs_of([request.ask.params], self.limits.vocab)
-        view = self.state.view(self._on_device([request.slot]), request.cached, needs)
-        start_B = self._on_device([request.read])
-        rows = chain(view.tokens_BW[:, request.read :], view.length_B - start_B)
-        self.round.drafter.read(replace(view, length_B=start_B), rows)
-        request.read = request.cached
 
     def _preempted(self, request: Request) -> None:
         """A request gives way; its pages will be found again with a drafter's keys in them."""
-        self._read_up(request)
+        self._catch_up.read(request)
         self.state.release(request.slot)
 
     def _take(
@@ -245,7 +298,8 @@ class Loop:
     def _close(self, request: Request, taken: Taken, error: str | None) -> None:
         answer = self._answers.pop(request)
         slot = request.slot
-        self._read_up(request)
+        self._catch_up.read(request)
+        self.flights.hold(request.pages.numbers)
         self.scheduler.finish(request)
         if slot >= 0:
             self.state.release(slot)
@@ -264,65 +318,11 @@ class Loop:
             error=error,
         )
 
-    def _batch(self, players: list[Request], rows: int, needs: Needs) -> Batch:
-        longest = max(request.committed for request in players)
-        asked = [r.ask.params for r in players if r.ask.params.logprobs]
-        top = {p.logprobs_mode: 0 for p in asked}
-        for p in asked:
-            most = min(p.top_logprobs, self.limits.vocab)
-            top[p.logprobs_mode] = max(top[p.logprobs_mode], most)
-        return Batch(
-            slot_B=torch.tensor([request.slot for request in players]),
-            allowance_B=torch.tensor([rows] * len(players)),
-            rows=rows,
-            columns=longest + rows,
-            run=self._run_of(players),
-            needs=needs,
-            raw_top=top.get("raw"),
-            processed_top=top.get("processed"),
-        )
-
-    def _run_of(self, players: list[Request]) -> int | None:
-        """First slot of a lone request whose pages follow one another; None: keys are gathered."""
-        pages = players[0].pages.numbers
-        if len(players) > 1 or pages != list(range(pages[0], pages[0] + len(pages))):
-            return None
-        return pages[0] * self.scheduler.book.page_size
-
-    @torch.inference_mode()
-    def _probe(self, needs: Needs, rows: int) -> float:
-        """Seconds of a round of `rows` rows in total, played by nobody on the scratch page."""
-        each = min(rows, self.budget.buckets[-1])
-        players = min(-(-rows // each), self.state.shape.capacity)
-        batch = Batch(
-            slot_B=torch.tensor([self.state.dummy] * players),
-            allowance_B=torch.tensor([each] * players),
-            rows=each,
-            columns=each + 1,
-            needs=needs,
-            propose=rows > 1 or self.round.drafter.light,
-        )
-        times: list[float] = []
-        for _ in range(PROBES):
-            began = time.perf_counter()
-            self.player.play(batch)
-            times.append(time.perf_counter() - began)
-        return min(times[1:])
+    def _probe(self, needs: Needs, rows: int, drafts: bool = True) -> float:
+        """Seconds of a round of `rows` rows in total."""
+        self.flights.disturbed()
+        batch = nobody(self.state, rows, self.budget.buckets[-1], needs)
+        return seconds_of(self.player, replace(batch, propose=drafts))
 
     def _on_device(self, numbers: list[int]) -> torch.Tensor:
         return torch.tensor(numbers, device=self.state.device)
-
-
-def _logprobs_of(
-    emitted: Emitted, b: int, kept: list[int], params: SamplingParams
-) -> list[TokenLogprob]:
-    told = emitted.raw if params.logprobs_mode == "raw" else emitted.processed
-    assert told is not None
-    chosen = told.chosen_BD[b].tolist()
-    ids = told.top_id_BDK[b].tolist()
-    values = told.top_BDK[b].tolist()
-    top = params.top_logprobs
-    return [
-        TokenLogprob(t, chosen[d], tuple(zip(ids[d][:top], values[d][:top], strict=True)))
-        for d, t in enumerate(kept)
-    ]

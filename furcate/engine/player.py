@@ -5,13 +5,17 @@ Legend: B requests.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from furcate.engine.emitted import Emitted
 from furcate.engine.round import Batch, Round
 
-__all__ = ["Eager", "Played", "Player"]
+__all__ = ["Eager", "Outcome", "Played", "Player"]
+
+Outcome = Callable[[], Emitted]
+"""Waits for the end of a round and tells, once, what came of it; all of it is the host's."""
 
 
 @dataclass(slots=True)
@@ -34,13 +38,14 @@ class Played:
 
 
 class Player(Protocol):
-    """Plays a round and waits for its end."""
+    """Plays rounds, one behind the other on the device."""
 
     records: bool  # the first round of a kind takes longer than the others
+    ahead: int  # rounds worth launching before the outcome of the one ahead of them is read
     played: Played
 
-    def play(self, batch: Batch) -> Emitted:
-        """`batch` and the outcome are on the host."""
+    def launch(self, batch: Batch) -> Outcome:
+        """Begin a round; `batch` is on the host."""
         ...
 
 
@@ -48,12 +53,14 @@ class Eager:
     """Every kernel is launched anew."""
 
     records = False
+    ahead = 0  # the launching is the work: there is nothing to hide behind it
 
     def __init__(self, round_: Round) -> None:
         self.played = Played()
         self._round = round_
 
-    def play(self, batch: Batch) -> Emitted:
-        """See `Player`."""
+    def launch(self, batch: Batch) -> Outcome:
+        """See `Player`; the round is over when this returns."""
         self.played.eager += 1
-        return self._round.play(batch.on(self._round.state.device)).on_host()
+        emitted = self._round.play(batch.on(self._round.state.device)).on_host()
+        return lambda: emitted

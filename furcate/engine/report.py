@@ -14,7 +14,9 @@ def backend_json(built: Built) -> dict[str, Any]:
     """`kernels` is "triton" or "torch"; where a GPU has to do with torch's, `_why` says why.
 
     `graphs` lists the kinds of rounds that were recorded and those that could not be, with the
-    reason; None where every kernel is launched anew.
+    reason; None where every kernel is launched anew. `rounds_ahead` is how many rounds are launched
+    before the one ahead of them is read; 0: one after the other. `memory` is what the engine holds
+    of a GPU at most, in bytes; None on a CPU.
     """
     own, drafter = built.round.kernels, kernels_in(built.round.drafter)
     return {
@@ -22,5 +24,7 @@ def backend_json(built: Built) -> dict[str, Any]:
         "kernels_why": own.why,
         "draft_kernels": None if drafter is None else drafter.name,
         "draft_kernels_why": None if drafter is None else drafter.why,
+        "memory": None if built.memory is None else built.memory.as_json(),
+        "rounds_ahead": built.player.ahead,
         "graphs": built.player.played.as_json() if built.player.records else None,
     }

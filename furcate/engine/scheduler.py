@@ -10,7 +10,7 @@ from furcate.engine.request import Phase, Request
 from furcate.errors import OutOfPages
 from furcate.kv.book import PageBook, Pages
 
-__all__ = ["Chunk", "Scheduler"]
+__all__ = ["Chunk", "Scheduler", "most_cached"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,11 @@ class Scheduler:
     def busy(self) -> bool:
         """Whether anybody waits or runs."""
         return bool(self.waiting or self.running)
+
+    @property
+    def newcomers(self) -> bool:
+        """Whether somebody may be taken in, or has a prompt that is not scored yet."""
+        return bool(self.waiting and self._slots) or len(self.decoding()) < len(self.running)
 
     def add(self, request: Request) -> None:
         """Queue a request."""
@@ -77,12 +82,16 @@ class Scheduler:
         """Requests that take part in the next round, oldest first."""
         return [request for request in self.running if request.phase is Phase.DECODE]
 
+    def reserve_ahead(self, rows: int, unread: int) -> bool:
+        """Pages for a round behind others that may add `unread` tokens; nobody gives way for it."""
+        return self._reserve_all(self.decoding(), rows, unread)
+
     def reserve(self, rows: int, preempted: Callable[[Request], None]) -> tuple[list[Request], int]:
         """Pages for a round of `rows` rows: (who plays, rows each of them gets).
 
-        Speculation gives way before a request does: rows shrink to one before anybody is
-        preempted. A single request always fits, since its length is bounded by the pool.
-        `preempted` hears of each who gives way while its slot is still known.
+        No other round may be in flight. Speculation gives way before a request does: rows shrink
+        to one before anybody is preempted. A single request always fits, since its length is
+        bounded by the pool. `preempted` hears of each who gives way while its slot is still known.
         """
         for wanted in dict.fromkeys((rows, 1)):
             players = self.decoding()
@@ -126,14 +135,15 @@ class Scheduler:
             request.stats.reused_tokens += cached
         return True
 
-    def _reserve_all(self, players: list[Request], rows: int) -> bool:
+    def _reserve_all(self, players: list[Request], rows: int, unread: int = 0) -> bool:
         """Reserve `rows` more positions for each, or give back what was taken."""
         try:
             for request in players:
-                self.book.reserve(request.pages, request.cached, request.cached + rows)
+                end = most_cached(request, unread) + rows
+                self.book.reserve(request.pages, request.cached, end)
         except OutOfPages:
             for request in players:
-                self.book.trim(request.pages, request.committed)
+                self.book.trim(request.pages, most_cached(request, unread) + 1)
             return False
         return True
 
@@ -150,3 +160,8 @@ class Scheduler:
         return not any(
             other.ask is request.ask and other.phase is Phase.PREFILL for other in self.running
         )
+
+
+def most_cached(request: Request, unread: int) -> int:
+    """Tokens whose keys may be cached once rounds are read that can add `unread` tokens."""
+    return min(request.cached + unread, request.ask.limit - 1)

@@ -88,7 +88,9 @@ class State:
         if self._pages.get(slot) == pages:
             return
         self._pages[slot] = list(pages)
-        row_P = torch.zeros(self.shape.pages, dtype=torch.int64)
+        # pinned, so that the device copies it in its turn while the host goes on
+        pin = self.device.type == "cuda"
+        row_P = torch.zeros(self.shape.pages, dtype=torch.int64, pin_memory=pin)
         row_P[: len(pages)] = torch.tensor(pages, dtype=torch.int64)
         self.table_CP[slot].copy_(row_P, non_blocking=True)
 
@@ -109,6 +111,10 @@ class State:
             table_BS=self.table_CP[slot_B],
             law=self._law(slot_B, length_B, needs),
         )
+
+    def at_work(self, slot_B: Tensor) -> Tensor:
+        """The same slots, the dummy's in place of those whose answer is finished: int64 [B]."""
+        return torch.where(self.finish_C[slot_B] > 0, self.dummy, slot_B)
 
     def room(self, view: View) -> Tensor:
         """Tokens each request may still emit; 0 once it is finished: int64 [B]."""

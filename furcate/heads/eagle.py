@@ -1,6 +1,7 @@
 """EAGLE-1 and EAGLE-3 networks: one layer that runs on the target's states and then on its own.
 
-Legend: T flat rows, F features of the target, C hidden size of the head, D draft vocabulary.
+Legend: T flat rows, F features of the target, C hidden size of the head, I inputs, D draft
+vocabulary.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from torch.nn import functional
 from furcate.heads.output import Output, Shared
 from furcate.heads.recurrent import KvSizes
 from furcate.heads.spec import EagleSpec
-from furcate.models.decoder import Attend, Attention, Layer, Mlp, RmsNorm
+from furcate.models.blocks import Stream
+from furcate.models.decoder import Attend, Attention, Layer, Mlp
 from furcate.models.linear import Linear
-from furcate.models.rope import Rope
+from furcate.models.norm import RmsNorm
+from furcate.models.rope import Rope, Turn
 
 __all__ = ["Eagle1", "Eagle3"]
 
@@ -23,11 +26,15 @@ class _Eagle(nn.Module):
     """What both share: embeddings, rotary positions, and how the result is scored."""
 
     embedding: Tensor
+    mlp_norm: RmsNorm
+    mlp: Mlp
+    more: nn.ModuleList  # layers above the first
 
     def __init__(self, spec: EagleSpec, shared: Shared, token_D: Tensor | None) -> None:
         super().__init__()
         block, like = spec.block, shared.embedding_VC
         self.spec = spec
+        self.blocks = shared.blocks
         self.layers = spec.layers
         self.state_size = block.hidden_size
         self.vocab = block.vocab_size
@@ -53,6 +60,13 @@ class _Eagle(nn.Module):
     def embed(self, tokens_T: Tensor) -> Tensor:
         """Embeddings of int64 tokens: [T, C]."""
         return functional.embedding(tokens_T, self.embedding)
+
+    def _behind(self, stream: Stream, by: Turn, attend: Attend) -> Stream:
+        """What the layers make of the stream behind the first one's attention."""
+        stream = self.mlp(stream, self.mlp_norm, self.blocks)
+        for layer in self.more:
+            stream = layer(stream, by, attend, self.blocks)
+        return stream
 
 
 class Eagle3(_Eagle):
@@ -88,8 +102,7 @@ class Eagle3(_Eagle):
             parts = features_TF.chunk(len(self.fc_norms), 1)
             normed = [norm(part) for norm, part in zip(self.fc_norms, parts, strict=True)]
             features_TF = torch.cat(normed, 1)
-        state_TC: Tensor = self.fc(features_TF)
-        return state_TC
+        return self.blocks.linear(features_TF, self.fc)
 
     def forward(
         self, tokens_T: Tensor, state_TC: Tensor, positions_T: Tensor, attend: Attend
@@ -97,14 +110,15 @@ class Eagle3(_Eagle):
         """States behind the tokens, before the norm unless `norm_output`."""
         by = self.rope(positions_T)
         normed_TC = self.state_norm(state_TC)
-        both_TC = torch.cat((self.token_norm(self.embed(tokens_T)), normed_TC), 1)
+        both_TI = torch.cat((self.token_norm(self.embed(tokens_T)), normed_TC), 1)
+        qkv_TI = self.blocks.linear(both_TI, self.attention.qkv)
+        seen_TI = self.attention.seen(qkv_TI, by, attend, self.blocks)
         x_TC = normed_TC if self.spec.norm_before_residual else state_TC
-        x_TC = x_TC + self.attention(both_TC, by, attend)
-        x_TC = x_TC + self.mlp(self.mlp_norm(x_TC))
-        for layer in self.more:
-            x_TC = layer(x_TC, by, attend)
-        out_TC: Tensor = self.norm(x_TC) if self.spec.norm_output else x_TC
-        return out_TC
+        stream = self.blocks.linear_add(seen_TI, self.attention.out, x_TC)
+        stream = self._behind(stream, by, attend)
+        if self.spec.norm_output:
+            return self.blocks.norm(stream, self.norm)[1]
+        return stream.whole()
 
     def final(self, state_TC: Tensor) -> Tensor:
         """What the output matrix reads: the state, normed exactly once."""
@@ -143,13 +157,10 @@ class Eagle1(_Eagle):
     ) -> Tensor:
         """Guessed final states of the target behind the tokens."""
         by = self.rope(positions_T)
-        x_TC = self.fc(torch.cat((self.embed(tokens_T), state_TC), 1))
-        x_TC = x_TC + self.attention(x_TC, by, attend)
-        x_TC = x_TC + self.mlp(self.mlp_norm(x_TC))
-        for layer in self.more:
-            x_TC = layer(x_TC, by, attend)
-        out_TC: Tensor = x_TC
-        return out_TC
+        both_TI = torch.cat((self.embed(tokens_T), state_TC), 1)
+        stream = Stream(self.blocks.linear(both_TI, self.fc))
+        stream = self.attention(stream, None, by, attend, self.blocks)
+        return self._behind(stream, by, attend).whole()
 
     def final(self, state_TC: Tensor) -> Tensor:
         """What the output matrix reads: the state as it is."""

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from furcate.heads.output import Output, Shared
 from furcate.heads.spec import MedusaSpec
+from furcate.models.blocks import Blocks
 from furcate.models.linear import Linear
 
 __all__ = ["Medusa"]
@@ -19,12 +20,13 @@ __all__ = ["Medusa"]
 class Residual(nn.Module):
     """x + SiLU(W x + b) (Medusa, section 2.1.1)."""
 
-    def __init__(self, size: int, *, bias: bool, like: Tensor) -> None:
+    def __init__(self, size: int, *, bias: bool, like: Tensor, blocks: Blocks) -> None:
         super().__init__()
+        self.blocks = blocks
         self.linear = Linear(size, size, bias=bias, like=like)
 
     def forward(self, x_TC: Tensor) -> Tensor:
-        return x_TC + functional.silu(self.linear(x_TC))
+        return x_TC + functional.silu(self.blocks.linear(x_TC, self.linear))
 
 
 class Medusa(nn.Module):
@@ -35,14 +37,14 @@ class Medusa(nn.Module):
 
     def __init__(self, spec: MedusaSpec, shared: Shared, token_D: Tensor | None) -> None:
         super().__init__()
-        like = shared.embedding_VC
+        like, blocks = shared.embedding_VC, shared.blocks
         self.spec = spec
         self.layers = spec.layers
         self.depth = spec.num_heads
         self.heads = nn.ModuleList(
             nn.Sequential(
                 *(
-                    Residual(spec.hidden_size, bias=spec.bias, like=like)
+                    Residual(spec.hidden_size, bias=spec.bias, like=like, blocks=blocks)
                     for _ in range(spec.num_layers)
                 )
             )

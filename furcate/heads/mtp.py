@@ -1,6 +1,6 @@
 """Multi-token prediction as a recurrent head: one module, fed with what it gave itself.
 
-Legend: T flat rows, C hidden size, D draft vocabulary.
+Legend: T flat rows, C hidden size, I inputs, D draft vocabulary.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from torch.nn import functional
 from furcate.heads.output import Output, Shared
 from furcate.heads.recurrent import KvSizes
 from furcate.heads.spec import MtpSpec
-from furcate.models.decoder import Attend, Layer, RmsNorm
+from furcate.models.blocks import Stream
+from furcate.models.decoder import Attend, Layer
 from furcate.models.linear import Linear
+from furcate.models.norm import RmsNorm
 from furcate.models.rope import Rope
 
 __all__ = ["Mtp"]
@@ -31,6 +33,7 @@ class Mtp(nn.Module):
         block, like = spec.block, shared.embedding_VC
         size, eps = block.hidden_size, block.rms_norm_eps
         self.spec = spec
+        self.blocks = shared.blocks
         self.layers = spec.layers
         self.state_size = size
         self.vocab = block.vocab_size
@@ -64,9 +67,10 @@ class Mtp(nn.Module):
     ) -> Tensor:
         """States behind the tokens, normed."""
         token_TC = self.token_norm(functional.embedding(tokens_T, self.embedding))
-        both_TC = torch.cat((token_TC, self.state_norm(state_TC)), 1)
-        x_TC = self.layer(self.project(both_TC), self.rope(positions_T), attend)
-        normed_TC: Tensor = self.norm(x_TC)
+        both_TI = torch.cat((token_TC, self.state_norm(state_TC)), 1)
+        stream = Stream(self.blocks.linear(both_TI, self.project))
+        stream = self.layer(stream, self.rope(positions_T), attend, self.blocks)
+        _, normed_TC = self.blocks.norm(stream, self.norm)
         return normed_TC
 
     def final(self, state_TC: Tensor) -> Tensor:

@@ -8,26 +8,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
+import torch
 from torch import Tensor, nn
 
+from furcate.models.blocks import TORCH, Blocks
 from furcate.models.decoder import Decoder
-from furcate.models.linear import linear, pack_weight
+from furcate.models.linear import pack_weight
 
 __all__ = ["Output", "Shared"]
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Matrices of the target that its heads read and never write."""
+    """Matrices of the target that its heads read and never write, and how it computes."""
 
     embedding_VC: Tensor
     output_VC: Tensor
+    blocks: Blocks = TORCH
 
     @classmethod
     def of(cls, target: Decoder) -> Self:
         """Those of `target`; with tied embeddings the two are one."""
         output = target.embedding if target.head is None else target.head.weight
-        return cls(target.embedding.detach(), output.detach())
+        return cls(target.embedding.detach(), output.detach(), target.blocks)
 
 
 class Output(nn.Module):
@@ -37,6 +40,8 @@ class Output(nn.Module):
     the target are not part of the state dict.
     """
 
+    weight: Tensor
+    bias: None = None
     token_D: Tensor | None
 
     def __init__(
@@ -47,6 +52,7 @@ class Output(nn.Module):
         vocab, hidden = shared.output_VC.shape
         self.register_buffer("token_D", token_D, persistent=False)
         self.packed: Tensor | None = None
+        self.blocks = shared.blocks
         if own:
             rows = vocab if token_D is None else len(token_D)
             self.weight = nn.Parameter(shared.output_VC.new_empty(rows, width or hidden))
@@ -55,9 +61,9 @@ class Output(nn.Module):
             self.register_buffer("weight", rows_DC, persistent=False)
 
     def forward(self, hidden_TC: Tensor) -> Tensor:
-        return linear(hidden_TC, self.weight, self.packed, None)
+        return self.blocks.linear(hidden_TC, self)
 
-    def pack(self) -> None:
+    def pack(self, dtype: torch.dtype | None = None) -> None:
         """Lay a copy of the rows out for passes of more than a few rows, as `Linear.pack` does."""
         if self.packed is None:
-            self.packed = pack_weight(self.weight.detach())
+            self.packed = pack_weight(self.weight.detach(), dtype)

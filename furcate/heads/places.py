@@ -16,8 +16,9 @@ from furcate.heads.medusa import Medusa, Residual
 from furcate.heads.mtp import Mtp
 from furcate.heads.output import Output, Shared
 from furcate.heads.spec import HeadSpec, MedusaSpec, MtpSpec
-from furcate.models.decoder import Attention, Layer, Mlp, RmsNorm
+from furcate.models.decoder import Attention, Layer, Mlp
 from furcate.models.linear import Linear
+from furcate.models.norm import RmsNorm
 
 __all__ = ["EMBEDDING", "OUTPUT", "Head", "draw", "make", "places"]
 

@@ -5,6 +5,7 @@ Legend: T flat rows, F features of the target, C size of a state, D draft vocabu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -50,6 +51,12 @@ class Recurrent(Protocol):
     def dtype(self) -> torch.dtype:
         """Of weights, states and logits."""
         ...
+
+    def parameters(self) -> Iterator[Tensor]:
+        """Its weights, as a `torch.nn.Module` has them; `buffers` may be the target's."""
+        ...
+
+    def buffers(self) -> Iterator[Tensor]: ...
 
     def fuse(self, features_TF: Tensor) -> Tensor:
         """States [T, C] from the target's features."""

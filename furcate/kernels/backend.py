@@ -14,10 +14,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from furcate.errors import Unsupported
 from furcate.kernels import accept, kv_move, select, tree_attention
 from furcate.kernels.draft import Draft, Proposal, Verdict
 from furcate.kernels.draft_head import Children, Scale
 from furcate.kernels.draws import Draws
+from furcate.kernels.lawful import Limiter
 from furcate.kernels.tree_attention import Keys, Sight
 
 __all__ = ["TORCH", "DraftHead", "Kernels", "Look", "TurnWrite", "kernels_of"]
@@ -38,6 +40,9 @@ class DraftHead(Protocol):
     ) -> Children: ...
 
 
+Sample = Callable[[Tensor, Draws, Tensor, Tensor | None], Tensor]
+"""(logits_TV, draws, broken_T, floor_T or None) -> token_T; writes `broken`."""
+
 Look = Callable[[Tensor, Keys], Tensor]
 """(q_THD, keys) -> out_THD, by the sight of a pass."""
 
@@ -49,8 +54,9 @@ TurnWrite = Callable[[Tensor, tuple[Tensor, Tensor], Keys, Tensor], Tensor]
 class Kernels:
     """One implementation of everything that has two; each field's contract is its reference's.
 
-    `sample` and `draft_head` draw noise on the fly. Where they are None, or a request needs a
-    filter, a penalty, a mask or a bias, the law is spelled out over the vocabulary in torch.
+    `sample` and `draft_head` draw noise on the fly, and `limit` knows what else a law may ask.
+    Where they are None the law is spelled out over the vocabulary in torch; so it is for a draft
+    head where a request has a bias or a mask.
     """
 
     name: str
@@ -60,20 +66,33 @@ class Kernels:
     accept: Callable[[Draft, Tensor, int, Tensor], Verdict]
     move_path: Callable[[tuple[Tensor, Tensor], Tensor, Verdict], None]
     turn_write: TurnWrite | None = None  # None: keys are turned first, and then written
-    sample: Callable[[Tensor, Draws, Tensor], Tensor] | None = None
+    sample: Sample | None = None
+    limit: Limiter | None = None
     draft_head: DraftHead | None = None
+    batch_invariant: bool = False  # a row's results do not depend on what else is in the batch
     why: str | None = None  # these and not the device's own ones; None: they are its own
 
     def fitting(self, dtype: torch.dtype, head_dim: int | None = None) -> Kernels:
-        """These, or the references with the reason, for a network that these are not made for."""
-        if self.name == TORCH.name:
+        """These, or the references with the reason, for a network that these are not made for.
+
+        Raises Unsupported where the references would not hold what these promise.
+        """
+        why = None if self.name == TORCH.name else _misfit(dtype, head_dim)
+        if why is None:
             return self
-        if dtype == torch.float64:
-            return replace(TORCH, why="the Triton kernels are not for float64")
-        if head_dim is not None and (head_dim < _LEAST_HEAD or head_dim & (head_dim - 1)):
-            what = f"a power of two from {_LEAST_HEAD} on as head size, and this is {head_dim}"
-            return replace(TORCH, why=f"the Triton kernels want {what}")
-        return self
+        if self.batch_invariant:
+            raise Unsupported(why, field="batch_invariant", value=True, hint="leave it out")
+        return replace(TORCH, why=why)
+
+
+def _misfit(dtype: torch.dtype, head_dim: int | None) -> str | None:
+    """Why the Triton kernels are not for such a network."""
+    if dtype == torch.float64:
+        return "the Triton kernels are not for float64"
+    if head_dim is not None and (head_dim < _LEAST_HEAD or head_dim & (head_dim - 1)):
+        what = f"a power of two from {_LEAST_HEAD} on as head size, and this is {head_dim}"
+        return f"the Triton kernels want {what}"
+    return None
 
 
 TORCH = Kernels(
@@ -86,10 +105,18 @@ TORCH = Kernels(
 )
 
 
-def kernels_of(device: torch.device) -> Kernels:
-    """The fastest that the device has."""
+def kernels_of(device: torch.device, *, batch_invariant: bool = False) -> Kernels:
+    """The fastest that the device has.
+
+    With `batch_invariant` a row's results are the same bit for bit whatever other rows and
+    requests there are; raises Unsupported on a device that has no such kernels.
+    """
     if device.type != "cuda":
+        if batch_invariant:
+            what = "torch's products on this device depend on the number of rows"
+            raise Unsupported(what, field="batch_invariant", value=str(device), hint="use a GPU")
         return TORCH
     # the twins need triton, which machines without a GPU need not have
-    on_gpu: Kernels = import_module("furcate.kernels.backend_triton").TRITON
-    return on_gpu
+    on_gpu = import_module("furcate.kernels.backend_triton")
+    found: Kernels = on_gpu.INVARIANT if batch_invariant else on_gpu.TRITON
+    return found

@@ -1,12 +1,15 @@
-"""The Triton twins as one record; importing this needs triton."""
+"""The Triton twins as records; importing this needs triton."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from furcate.kernels import (
     accept_triton,
     draft_head_triton,
     kv_move_triton,
     kv_write_triton,
+    lawful_triton,
     sample_triton,
     select_triton,
     tree_attention_triton,
@@ -14,7 +17,7 @@ from furcate.kernels import (
 )
 from furcate.kernels.backend import Kernels
 
-__all__ = ["TRITON"]
+__all__ = ["INVARIANT", "TRITON"]
 
 TRITON = Kernels(
     name="triton",
@@ -25,5 +28,9 @@ TRITON = Kernels(
     move_path=kv_move_triton.move_path,
     turn_write=turn_write_triton.turn_write,
     sample=sample_triton.sample,
+    limit=lawful_triton.limit,
     draft_head=draft_head_triton.draft_head,
 )
+
+INVARIANT = replace(TRITON, look=tree_attention_triton.look_invariant, batch_invariant=True)
+"""All others here treat every row by itself as they are."""

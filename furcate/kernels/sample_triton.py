@@ -1,7 +1,7 @@
 """The target's choice in Triton: the argmax of logits + T * noise, with noise drawn on the fly.
 
-Twin of `verify.process` where no filter, penalty, mask or bias is set. Legend: B requests,
-T rows, V vocabulary, S shares of it, Q blocks of four tokens.
+Twin of `verify.choose`, over all tokens or those that reach a floor. Legend: B requests, T rows,
+V vocabulary, S shares of it, Q blocks of four tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ _BLOCKS = 256  # in a tile: 64 registers a thread, so that 1,024 rows run at onc
 _NO_TOKEN = tl.constexpr(2**31 - 1)
 
 
-def sample(logits_TV: Tensor, draws: Draws, broken_T: Tensor | None = None) -> Tensor:
+def sample(
+    logits_TV: Tensor,
+    draws: Draws,
+    broken_T: Tensor | None = None,
+    floor_T: Tensor | None = None,
+) -> Tensor:
     """The best token of each row, int64 [T]; equal scores go to the lower id.
 
     Rows are independent: each has its request's seed, and the position that its choice would take
@@ -33,6 +38,8 @@ def sample(logits_TV: Tensor, draws: Draws, broken_T: Tensor | None = None) -> T
         draws: the noise.
         broken_T: bool, written: the row holds NaN, or its best score is infinite, and its token
             has no meaning.
+        floor_T: float32, tokens with a lower score before the noise are left out; all are, and the
+            row is broken, where it is NaN.
     """
     rows, vocab = logits_TV.shape
     assert logits_TV.dtype in _DTYPES and logits_TV.stride(1) == 1 and vocab < 2**31
@@ -50,6 +57,7 @@ def sample(logits_TV: Tensor, draws: Draws, broken_T: Tensor | None = None) -> T
         draws.seed_B,
         draws.choice_B,
         draws.position_T,
+        floor_T,
         best_TS,
         token_TS,
         rows // len(draws.seed_B),
@@ -73,6 +81,7 @@ def _best_of_share(
     seed_ptr,
     choice_ptr,
     position_ptr,
+    floor_ptr,
     best_ptr,
     token_ptr,
     each,
@@ -101,6 +110,8 @@ def _best_of_share(
         token_Q4 = start + tl.arange(0, Q)[:, None] * 4 + tl.arange(0, 4)
         score_Q4 = tl.load(logits_ptr + token_Q4, mask=token_Q4 < vocab, other=float("-inf"))
         score_Q4 = score_Q4.to(tl.float32)
+        if floor_ptr is not None:
+            score_Q4 = tl.where(score_Q4 >= tl.load(floor_ptr + row), score_Q4, float("-inf"))
         # NaN loses every comparison; as infinity it wins, and is told by that
         score_Q4 = tl.where(score_Q4 == score_Q4, score_Q4, float("inf"))
         word_Q4 = tl.zeros([Q, 4], tl.uint32)

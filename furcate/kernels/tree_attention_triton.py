@@ -17,13 +17,23 @@ from torch import Tensor
 
 from furcate.kernels.tree_attention import Keys, Sight
 
-__all__ = ["Tile", "look", "splits_for", "tile_for", "tree_attention"]
+__all__ = [
+    "Tile",
+    "look",
+    "look_invariant",
+    "one_tile",
+    "splits_for",
+    "tile_for",
+    "tree_attention",
+]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LEAST_ROWS = 16  # of a matrix unit
 _WAVE = 132  # programs
 _MOST_SPLITS = 32
 _LEAST_SHARE = 256  # columns
+_CHUNK = 512  # columns of a split whose borders are fixed
+_JOINED = 16  # splits that are joined in one step
 _LOG2_E = 1.4426950408889634
 
 
@@ -46,6 +56,12 @@ def tile_for(packed_rows: int, head_dim: int, dtype: torch.dtype) -> Tile:
     rows = max(_LEAST_ROWS, min(64, triton.next_power_of_2(packed_rows)))
     wide = head_dim * dtype.itemsize > 256
     return Tile(rows, columns=32 if wide else 64)
+
+
+def one_tile(head_dim: int, dtype: torch.dtype) -> Tile:
+    """The same for every number of rows."""
+    rows = 64 if dtype.itemsize == 2 else _LEAST_ROWS
+    return Tile(rows, tile_for(rows, head_dim, dtype).columns)
 
 
 def splits_for(programs: int, columns: int) -> int:
@@ -71,8 +87,29 @@ def look(sight: Sight, group: int, dtype: torch.dtype) -> Callable[[Tensor, Keys
     return attend
 
 
+def look_invariant(
+    sight: Sight, group: int, dtype: torch.dtype
+) -> Callable[[Tensor, Keys], Tensor]:
+    """As `look`; a row's result is the same bit for bit whatever other rows and requests there are.
+
+    So one row of a chain sees what it would see alone.
+    """
+
+    def attend(q_THD: Tensor, keys: Keys) -> Tensor:
+        tile = one_tile(keys.k_SKD.shape[2], dtype)
+        return tree_attention(q_THD, keys, sight, tile=tile, chunk=_CHUNK)
+
+    return attend
+
+
 def tree_attention(
-    q_THD: Tensor, keys: Keys, sight: Sight, *, splits: int = 1, tile: Tile | None = None
+    q_THD: Tensor,
+    keys: Keys,
+    sight: Sight,
+    *,
+    splits: int = 1,
+    tile: Tile | None = None,
+    chunk: int = 0,
 ) -> Tensor:
     """Attention of every row over the columns it sees, [T, H, D].
 
@@ -85,6 +122,8 @@ def tree_attention(
             hidden from all rows, and one that sees nothing gets zeros.
         splits: programs that share the columns of a request; a second kernel joins them.
         tile: how the work is cut, by default `tile_for`.
+        chunk: columns of a split, a multiple of the tile's; there are as many splits as it takes.
+            With it a row's result depends on the tile and the chunk, and on no other row.
     """
     (total, heads, size), kv = q_THD.shape, keys.k_SKD.shape[1]
     batch, rows = len(sight.live_B), sight.rows
@@ -98,7 +137,11 @@ def tree_attention(
     assert sees is None or sees.is_contiguous()
     group = heads // kv
     cut = tile or tile_for(rows * group, size, q_THD.dtype)
-    parts = _Parts.of(q_THD, splits)
+    if chunk:
+        assert chunk % cut.columns == 0
+        width = places.columns if sees is None else places.columns + sees.shape[2]
+        splits = triton.cdiv(width, chunk)
+    parts = _Parts.of(q_THD, splits, joined=splits > 1 or chunk > 0)
     tiles = triton.cdiv(rows * group, cut.rows)
     _attend[(kv * tiles, splits, batch)](
         q_THD,
@@ -120,7 +163,8 @@ def tree_attention(
         sight.slot_BN.stride(0),
         sight.end_BN.stride(0),
         size**-0.5 * _LOG2_E,
-        SPLITS=splits,
+        SPLITS=0 if chunk else splits,
+        CHUNK=chunk,
         GROUP=group,
         KV=kv,
         D=size,
@@ -132,42 +176,44 @@ def tree_attention(
         num_warps=cut.warps,
         num_stages=cut.stages,
     )
-    return parts.joined(q_THD.dtype)
+    if parts.weight_XTH is None:
+        return parts.out_XTHD[0]
+    out_THD = q_THD.new_empty(q_THD.shape)
+    _join[(total * heads,)](
+        parts.out_XTHD,
+        parts.weight_XTH,
+        out_THD,
+        places.length_B,
+        sight.live_B,
+        rows * heads,
+        total * heads,
+        SPLITS=0 if chunk else splits,
+        CHUNK=chunk,
+        X=_JOINED if chunk else triton.next_power_of_2(splits),
+        D=size,
+        num_warps=1,
+    )
+    return out_THD
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What the splits found; a single split writes the result itself."""
+    """What the splits found; what is not joined is the result itself."""
 
     out_XTHD: Tensor  # each split's own weighted mean
     weight_XTH: Tensor | None  # float32, base-2 logarithm of the sum of its weights
 
     @staticmethod
-    def of(q_THD: Tensor, splits: int) -> _Parts:
-        if splits == 1:
+    def of(q_THD: Tensor, splits: int, *, joined: bool) -> _Parts:
+        if not joined:
             return _Parts(q_THD.new_empty((1, *q_THD.shape)), None)
         out_XTHD = q_THD.new_empty((splits, *q_THD.shape), dtype=torch.float32)
         return _Parts(out_XTHD, out_XTHD.new_empty(out_XTHD.shape[:3]))
 
-    def joined(self, dtype: torch.dtype) -> Tensor:
-        if self.weight_XTH is None:
-            return self.out_XTHD[0]
-        splits, total, heads, size = self.out_XTHD.shape
-        out_THD = self.out_XTHD.new_empty((total, heads, size), dtype=dtype)
-        _join[(total * heads,)](
-            self.out_XTHD,
-            self.weight_XTH,
-            out_THD,
-            total * heads,
-            SPLITS=splits,
-            X=triton.next_power_of_2(splits),
-            D=size,
-            num_warps=1,
-        )
-        return out_THD
 
-
-@triton.jit
+@triton.jit(
+    do_not_specialize=["rows", "wide", "total", "table_stride", "slot_stride", "end_stride"]
+)
 def _attend(
     q_ptr,
     k_ptr,
@@ -189,6 +235,7 @@ def _attend(
     end_stride,
     scale,
     SPLITS: tl.constexpr,
+    CHUNK: tl.constexpr,
     GROUP: tl.constexpr,
     KV: tl.constexpr,
     D: tl.constexpr,
@@ -229,7 +276,9 @@ def _attend(
 
     # tiles of columns begin at absolute multiples of N in prefix and tree alike, so that the same
     # keys meet in the same step whatever the number of rows
-    share = tl.cdiv(tl.cdiv(length + live, N), SPLITS) * N
+    share = CHUNK
+    if CHUNK == 0:
+        share = tl.cdiv(tl.cdiv(length + live, N), SPLITS) * N
     begin = tl.maximum(split * share, FIRST // N * N)
     last = live
     if sees_ptr is None:  # no row looks past itself
@@ -237,6 +286,8 @@ def _attend(
     stop = tl.minimum(length + last, (split + 1) * share)
     stop = tl.where(tile * M // GROUP < used_rows, stop, 0)  # pads alone: nothing to look at
     whole = tl.minimum(length // N * N, stop)  # below it all columns are prefix
+    if CHUNK > 0:  # one loop for all, so that the same instructions meet the same keys
+        whole = begin
 
     best_M = tl.full((M,), float("-inf"), tl.float32)
     sum_M = tl.zeros((M,), tl.float32)
@@ -281,11 +332,14 @@ def _attend(
 
     none_M = sum_M == 0
     acc_MD = acc_MD / tl.where(none_M, 1.0, sum_M)[:, None]
+    kept_M = r_M < rows
+    if CHUNK > 0:  # nobody reads a split that begins behind all columns
+        kept_M &= split * CHUNK < length + live
     out_M = (split * total + row_M) * (KV * GROUP) + head_M
-    tl.store(out_ptr + out_M[:, None] * D + d_D, acc_MD, mask=(r_M < rows)[:, None])
-    if SPLITS > 1:
+    tl.store(out_ptr + out_M[:, None] * D + d_D, acc_MD, mask=kept_M[:, None])
+    if SPLITS != 1:
         weight_M = best_M * scale + tl.log2(tl.where(none_M, 1.0, sum_M))
-        tl.store(weight_ptr + out_M, weight_M, mask=r_M < rows)
+        tl.store(weight_ptr + out_M, weight_M, mask=kept_M)
 
 
 @triton.jit
@@ -304,26 +358,43 @@ def _fold(best_M, sum_M, acc_MD, score_MN, v_ND, scale, PRECISION: tl.constexpr)
     return new_M, sum_M, acc_MD
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["of_request", "count"])
 def _join(
     out_ptr,
     weight_ptr,
     joined_ptr,
+    length_ptr,
+    live_ptr,
+    of_request,
     count,
     SPLITS: tl.constexpr,
+    CHUNK: tl.constexpr,
     X: tl.constexpr,
     D: tl.constexpr,
 ):
     """One row and head: the splits' means by their weights; a split that saw nothing weighs 0."""
     at = tl.program_id(0).to(tl.int64)
-    x_X = tl.arange(0, X)
     d_D = tl.arange(0, D)
-    weight_X = tl.load(weight_ptr + x_X * count + at, mask=x_X < SPLITS, other=float("-inf"))
-    best = tl.max(weight_X, 0)
-    share_X = tl.exp2(weight_X - tl.where(best == float("-inf"), 0.0, best))
-    total = tl.sum(share_X, 0)
-    part_XD = tl.load(
-        out_ptr + (x_X * count + at)[:, None] * D + d_D, mask=(x_X < SPLITS)[:, None], other=0.0
-    )
-    mean_D = tl.sum(part_XD * share_X[:, None], 0) / tl.where(total == 0, 1.0, total)
+    splits = SPLITS
+    if CHUNK > 0:
+        b = at // of_request
+        splits = tl.cdiv(tl.load(length_ptr + b) + tl.load(live_ptr + b), CHUNK).to(tl.int32)
+    best = float("-inf")
+    total = 0.0
+    sum_D = tl.zeros((D,), tl.float32)
+    for start in range(0, splits, X):
+        x_X = start + tl.arange(0, X)
+        part_X = x_X * count + at
+        weight_X = tl.load(weight_ptr + part_X, mask=x_X < splits, other=float("-inf"))
+        part_XD = tl.load(
+            out_ptr + part_X[:, None] * D + d_D, mask=(x_X < splits)[:, None], other=0.0
+        )
+        new = tl.maximum(best, tl.max(weight_X, 0))
+        safe = tl.where(new == float("-inf"), 0.0, new)  # nothing seen yet
+        share_X = tl.exp2(weight_X - safe)
+        keep = tl.exp2(best - safe)
+        total = total * keep + tl.sum(share_X, 0)
+        sum_D = sum_D * keep + tl.sum(part_XD * share_X[:, None], 0)
+        best = new
+    mean_D = sum_D / tl.where(total == 0, 1.0, total)
     tl.store(joined_ptr + at * D + d_D, mean_D)

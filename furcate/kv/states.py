@@ -24,6 +24,11 @@ class StatePool:
     def __init__(self, slots: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
         self.state_SC = zeros((slots, size), dtype, device)
 
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot."""
+        return self.state_SC.shape[1] * self.state_SC.itemsize
+
     def write(self, places: Places, at_BX: Tensor, state_BXC: Tensor) -> None:
         """Keep the states of these positions; position -1 is nobody's."""
         slot_X = slots_of(places, at_BX).flatten()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 from torch import Tensor
 from torch.nn import functional
 
@@ -12,8 +10,5 @@ __all__ = ["gated"]
 
 def gated(gate_up: Tensor) -> Tensor:
     """silu(gate) * up of [T, 2 I], the gates first: [T, I] (Shazeer 2020, equation 5)."""
-    if gate_up.is_cuda:
-        on_gpu: Tensor = import_module("furcate.models.gate_triton").gated(gate_up)
-        return on_gpu
     gate_TI, up_TI = gate_up.chunk(2, -1)
     return functional.silu(gate_TI) * up_TI

@@ -1,27 +1,28 @@
-"""A sum and the root mean square norm of it: what stands between any two halves of a layer.
-
-Legend: T rows, C hidden size.
-"""
+"""Root mean square norm, by itself or of a sum: what stands between any two halves of a layer."""
 
 from __future__ import annotations
 
-from importlib import import_module
-
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["add_norm"]
+__all__ = ["RmsNorm", "add_norm"]
 
 
-def add_norm(x_TC: Tensor, more_TC: Tensor, weight_C: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(x + more, its norm times the weight); see `RmsNorm`.
+class RmsNorm(nn.Module):
+    """Root mean square norm (Zhang and Sennrich 2019, equation 4) over the last axis."""
 
-    One kernel on a GPU where no gradients are asked for.
-    """
-    if x_TC.is_cuda and x_TC.dtype != torch.float64 and torch.is_inference_mode_enabled():
-        twin = import_module("furcate.models.norm_triton")
-        on_gpu: tuple[Tensor, Tensor] = twin.add_norm(x_TC, more_TC, weight_C, eps)
-        return on_gpu
-    sum_TC = x_TC + more_TC
-    return sum_TC, functional.rms_norm(sum_TC, weight_C.shape, weight_C, eps)
+    def __init__(self, size: int, eps: float, *, like: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(like.new_empty(size))
+        self.shape = (size,)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.rms_norm(x, self.shape, self.weight, self.eps)
+
+
+def add_norm(x: Tensor, more: Tensor | None, norm: RmsNorm) -> tuple[Tensor, Tensor]:
+    """(x + more, the norm of it over the last axis); without `more` x is the sum."""
+    total = x if more is None else x + more
+    normed: Tensor = norm(total)
+    return total, normed

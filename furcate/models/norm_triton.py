@@ -10,30 +10,42 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from furcate.models.norm import RmsNorm
+
 __all__ = ["add_norm"]
 
 
-def add_norm(x_TC: Tensor, more_TC: Tensor, weight_C: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """As its twin says; the norm is that of the rounded sum, computed in float32."""
-    rows, size = x_TC.shape
-    assert x_TC.shape == more_TC.shape and x_TC.dtype == more_TC.dtype
-    assert x_TC.stride(1) == more_TC.stride(1) == 1 and weight_C.is_contiguous()
-    sum_TC, normed_TC = x_TC.new_empty((rows, size)), x_TC.new_empty((rows, size))
+def add_norm(x: Tensor, more: Tensor | None, norm: RmsNorm) -> tuple[Tensor, Tensor]:
+    """As its twin says; the norm is that of the rounded sum, computed in float32.
+
+    A row's result does not depend on the rows beside it.
+    """
+    x_TC = _rows(x)
+    more_TC = None if more is None else _rows(more)
+    assert norm.weight.is_contiguous()
+    assert more is None or (more.shape == x.shape and more.dtype == x.dtype)
+    (rows, size), normed = x_TC.shape, x.new_empty(x.shape)
+    total = x if more is None else x.new_empty(x.shape)
     block = triton.next_power_of_2(size)
     _add_norm[(rows,)](
         x_TC,
         more_TC,
-        weight_C,
-        sum_TC,
-        normed_TC,
+        norm.weight,
+        total,
+        normed,
         size,
         x_TC.stride(0),
-        more_TC.stride(0),
-        eps,
+        0 if more_TC is None else more_TC.stride(0),
+        norm.eps,
         B=block,
         num_warps=min(16, max(4, block // 512)),
     )
-    return sum_TC, normed_TC
+    return total, normed
+
+
+def _rows(x: Tensor) -> Tensor:
+    rows_TC = x.reshape(-1, x.shape[-1])
+    return rows_TC if rows_TC.stride(1) == 1 else rows_TC.contiguous()
 
 
 @triton.jit
@@ -52,11 +64,12 @@ def _add_norm(
     row = tl.program_id(0).to(tl.int64)
     at_B = tl.arange(0, B)
     used_B = at_B < size
-    x_B = tl.load(x_ptr + row * x_stride + at_B, mask=used_B, other=0.0).to(tl.float32)
-    more_B = tl.load(more_ptr + row * more_stride + at_B, mask=used_B, other=0.0).to(tl.float32)
+    sum_B = tl.load(x_ptr + row * x_stride + at_B, mask=used_B, other=0.0).to(tl.float32)
     weight_B = tl.load(weight_ptr + at_B, mask=used_B, other=0.0).to(tl.float32)
-    sum_B = (x_B + more_B).to(sum_ptr.dtype.element_ty)
-    tl.store(sum_ptr + row * size + at_B, sum_B, mask=used_B)
-    sum_B = sum_B.to(tl.float32)
+    if more_ptr is not None:
+        more_B = tl.load(more_ptr + row * more_stride + at_B, mask=used_B, other=0.0)
+        rounded_B = (sum_B + more_B.to(tl.float32)).to(sum_ptr.dtype.element_ty)
+        tl.store(sum_ptr + row * size + at_B, rounded_B, mask=used_B)
+        sum_B = rounded_B.to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(sum_B * sum_B, 0) / size + eps)
     tl.store(normed_ptr + row * size + at_B, sum_B * scale * weight_B, mask=used_B)

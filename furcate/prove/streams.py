@@ -21,6 +21,7 @@ from furcate.text.tokenizer import Tokenizer
 
 __all__ = [
     "ALL",
+    "CHAINS",
     "GUESSERS",
     "NODES",
     "CellReport",
@@ -33,6 +34,7 @@ __all__ = [
 ALL = "all"  # the drafter's name in a pooled report
 NGRAM = "ngram"
 GUESSERS = (NGRAM, "chain", "star", "single", "bushy", "hidden", "twins", "wrong", "any")
+CHAINS = ("chain", "single")  # those that never branch
 NODES = 15  # a fixed tree: what is compared must not depend on a clock
 
 
@@ -47,6 +49,7 @@ class Subject:
     guessers: Sequence[str] = GUESSERS
     seed: int = 0
     stop_ids: Sequence[int] = ()  # frequent tokens, for the laws with min_tokens to bar
+    batch_invariant: bool = False
 
     def laws(self, setting: str) -> list[SamplingParams]:
         """The sampling options of each prompt's stream."""
@@ -56,7 +59,11 @@ class Subject:
 
 @dataclass(slots=True)
 class CellReport:
-    """What one cell showed. `off_likeliest_path` counts accepted paths of depth 3 and more."""
+    """What one cell showed. `off_likeliest_path` counts accepted paths of depth 3 and more.
+
+    `compared` are tokens up to the first difference of each stream: behind it there is nothing to
+    compare.
+    """
 
     law: str
     drafter: str
@@ -67,6 +74,7 @@ class CellReport:
     rejected: int = 0
     off_likeliest_path: int = 0
     partings: list[Parting] = field(default_factory=list)
+    compared: int = 0
 
     def add(self, stats: Stats) -> None:
         """Count one speculative stream in."""
@@ -84,12 +92,14 @@ class CellReport:
         self.rejected += other.rejected
         self.off_likeliest_path += other.off_likeliest_path
         self.partings += other.partings
+        self.compared += other.compared
 
     def compare(
         self, decoder: Decoder, drafted: Output, plain: Output, law: SamplingParams
     ) -> None:
         """Hold one stream against plain decoding; where they part, measure how close it was."""
         index = first_difference(drafted.token_ids, plain.token_ids)
+        self.compared += len(plain.token_ids) if index is None else index + 1
         if index is not None:
             judge = Judge(decoder, plain.prompt_token_ids, law, law.stop_token_ids)
             self.partings.append(explain(judge, drafted.token_ids, plain.token_ids, index))
@@ -167,7 +177,12 @@ def _streams(
     subject: Subject, laws: Sequence[SamplingParams], drafter: Drafter, batch: int
 ) -> list[Output]:
     """All prompts' answers, `batch` of them decoded together."""
-    options = EngineOptions(max_batch=batch, reuse_prefix=False)
+    options = EngineOptions(
+        max_batch=batch,
+        reuse_prefix=False,
+        graphs=not isinstance(drafter, Adversary),  # who thinks on the host
+        batch_invariant=subject.batch_invariant,
+    )
     draft = DraftOptions(num_draft_tokens=NODES, adaptive=False)
     with Engine(build(subject.decoder, subject.tokenizer, drafter, options, draft)) as engine:
         asked = zip(subject.prompts, laws, strict=True)

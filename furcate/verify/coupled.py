@@ -16,8 +16,9 @@ from torch import Tensor
 from furcate.kernels.backend import TORCH, Kernels
 from furcate.kernels.draft import Verdict
 from furcate.kernels.draws import Draws
+from furcate.kernels.lawful import Edits, Filters, Limited, Limiter, Penalties
 from furcate.verify.law import Law, Rows
-from furcate.verify.process import Choice, Lawful, choose, process
+from furcate.verify.process import Choice, Lawful, choose, going_on, process
 
 __all__ = ["Verified", "verify"]
 
@@ -39,13 +40,40 @@ def verify(logits_BRV: Tensor, law: Law, rows: Rows, kernels: Kernels = TORCH) -
 
 
 def _chosen(logits_BRV: Tensor, law: Law, rows: Rows, kernels: Kernels) -> tuple[Lawful, Choice]:
-    """The target's choice at every row: by a sampler that draws its noise on the fly, where there
-    is one and it knows the whole law."""
-    if kernels.sample is None or not law.only_noise:
+    """The target's choice at every row: by kernels that know the law, where there are such."""
+    if kernels.sample is None or kernels.limit is None:
         processed = process(logits_BRV, law, rows)
         return processed.lawful, choose(processed)
+    limited = _limited(logits_BRV, law, rows, kernels.limit)
     position_BR = rows.length_B[:, None] + rows.draft.depth_BR + 1
     broken_BR = torch.empty_like(position_BR, dtype=torch.bool)
     draws = Draws(law.temperature_B, law.seed_B, law.choice_B, position_BR.flatten())
-    token_T = kernels.sample(logits_BRV.flatten(0, 1), draws, broken_BR.view(-1))
-    return Lawful(logits_BRV, None), Choice(token_T.view_as(position_BR), broken_BR)
+    floor_T = None if limited.floor_BR is None else limited.floor_BR.view(-1)
+    token_T = kernels.sample(limited.logits_BRV.flatten(0, 1), draws, broken_BR.view(-1), floor_T)
+    lawful = Lawful(limited.logits_BRV, None, limited.floor_BR)
+    return lawful, Choice(token_T.view_as(position_BR), broken_BR)
+
+
+def _limited(logits_BRV: Tensor, law: Law, rows: Rows, limit: Limiter) -> Limited:
+    """The law up to its noise; a law that is noise alone leaves the logits as they are."""
+    if law.only_noise:
+        return Limited(logits_BRV)
+    needs, vocab = law.needs, logits_BRV.shape[2]
+    going = going_on(law, rows, vocab) if needs.min_tokens else (None, None)
+    edits = Edits(law.bias_BV, _penalties(law), law.allowed_BV, *going)
+    filters = Filters(
+        law.temperature_B,
+        top_k_B=law.top_k_B if needs.top_k else None,
+        top_p_B=law.top_p_B if needs.top_p else None,
+        min_p_B=law.min_p_B if needs.min_p else None,
+    )
+    return limit(logits_BRV, rows.draft, edits, filters)
+
+
+def _penalties(law: Law) -> Penalties | None:
+    if not law.needs.penalties:
+        return None
+    repetition_B, presence_B, frequency_B = law.repetition_B, law.presence_B, law.frequency_B
+    assert repetition_B is not None and presence_B is not None and frequency_B is not None
+    assert law.prompt_BV is not None and law.counts_BV is not None
+    return Penalties(repetition_B, presence_B, frequency_B, law.prompt_BV, law.counts_BV)

@@ -42,6 +42,9 @@ def processed_logprobs(processed: Lawful, law: Law, verdict: Verdict, top: int) 
     if processed.allowed_BRV is not None:
         allowed_BRV = processed.allowed_BRV.expand_as(processed.logits_BRV)
         logits_BDV = torch.where(_path_rows(allowed_BRV, verdict), logits_BDV, -torch.inf)
+    if processed.floor_BR is not None:
+        floor_BD1 = _path_rows(processed.floor_BR[:, :, None], verdict)
+        logits_BDV = torch.where(logits_BDV >= floor_BD1, logits_BDV, -torch.inf)
     temperature_B = torch.where(law.temperature_B > 0, law.temperature_B, 1.0)
     return _logprobs(logits_BDV / temperature_B[:, None, None], verdict, top)
 

@@ -15,7 +15,7 @@ from furcate.verify.filters import floor_of
 from furcate.verify.law import Law, Rows, noise_of
 from furcate.verify.penalties import penalised
 
-__all__ = ["Choice", "Lawful", "Processed", "choose", "process"]
+__all__ = ["Choice", "Lawful", "Processed", "choose", "going_on", "process"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,8 @@ class Lawful:
     """What a row's law is told by, its temperature aside."""
 
     logits_BRV: Tensor  # after bias and penalties; any float dtype
-    allowed_BRV: Tensor | None  # bool; R may be 1; None: every token may be chosen
+    allowed_BRV: Tensor | None  # bool; R may be 1; None: every token of a finite logit
+    floor_BR: Tensor | None = None  # least logit of a token that may be chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +99,20 @@ def _mask(law: Law, rows: Rows, vocab: int) -> Tensor | None:
     allowed_B1V = None if law.allowed_BV is None else law.allowed_BV[:, None]
     if not law.needs.min_tokens:
         return allowed_B1V
-    assert law.min_tokens_B is not None
-    going_B1V = ~_stops(law.stop_BS, vocab)[:, None]
-    if allowed_B1V is not None:
-        going_B1V = going_B1V & allowed_B1V
-    before_BR = law.output_B[:, None] + rows.draft.depth_BR
-    bars_BR = (before_BR < law.min_tokens_B[:, None]) & going_B1V.any(-1)
+    going_BV, bars_BR = going_on(law, rows, vocab)
+    going_B1V = going_BV[:, None]
     otherwise_B1V = torch.ones_like(going_B1V) if allowed_B1V is None else allowed_B1V
     return torch.where(bars_BR[:, :, None], going_B1V, otherwise_B1V)
+
+
+def going_on(law: Law, rows: Rows, vocab: int) -> tuple[Tensor, Tensor]:
+    """Allowed tokens that do not end a request, bool [B, V], and the rows that must not, [B, R]."""
+    assert law.min_tokens_B is not None
+    going_BV = ~_stops(law.stop_BS, vocab)
+    if law.allowed_BV is not None:
+        going_BV = going_BV & law.allowed_BV
+    before_BR = law.output_B[:, None] + rows.draft.depth_BR
+    return going_BV, (before_BR < law.min_tokens_B[:, None]) & going_BV.any(-1, keepdim=True)
 
 
 def _stops(stop_BS: Tensor, vocab: int) -> Tensor:

@@ -1,0 +1,132 @@
+"""Rows of a measurement, written as they come: what ends a script early costs the rest alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from furcate.engine.birth import birth
+from furcate.files import write_json
+
+__all__ = ["Report", "asked_of", "parser_of"]
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Report:
+    """One JSON object, and its rows.
+
+    `head` says what is measured; where a row fails, what went wrong stands in its place.
+    """
+
+    head: Mapping[str, Any]
+    out: Path | None
+    rows: list[Row] = field(default_factory=list)
+    more: Row = field(default_factory=dict)
+    began: float = field(default_factory=time.perf_counter)
+
+    @classmethod
+    def of(cls, script: str, what: str, device: torch.device, asked: argparse.Namespace) -> Report:
+        """With where the figures are born; `asked` has the options of `parser_of`."""
+        command = " ".join(["python", f"benchmarks/{script}", *_asked_for(sys.argv[1:])])
+        born = birth(device) | ({"commit": asked.commit} if asked.commit else {})
+        return cls({"what": what, "command": command, **born}, asked.out)
+
+    def note(self, **figures: Any) -> None:
+        """Put figures beside the rows."""
+        self.more |= figures
+        self._write()
+
+    def run(self, name: Mapping[str, Any], make: Callable[[], Iterable[Row] | Row]) -> None:
+        """Take one row, or several, and write what there is so far."""
+        began = time.perf_counter()
+        try:
+            made = make()
+            for row in [made] if isinstance(made, dict) else made:
+                self._add({**name, **row})
+        except Exception as fault:  # noqa: BLE001  # a row that fails is a result too
+            sys.stderr.write(traceback.format_exc())
+            what = f"{type(fault).__name__}: {fault}".splitlines()[0]
+            self._add({**name, "failed": what})
+        if self.rows:
+            self.rows[-1]["seconds_to_measure"] = round(time.perf_counter() - began, 2)
+        self._write()
+
+    def close(self) -> int:
+        """Print all of it where no file takes it; the exit code: 1 if a row is wrong or failed."""
+        self.note(seconds=round(time.perf_counter() - self.began, 1))
+        if self.out is None:
+            sys.stdout.write(json.dumps(self.record(), indent=2) + "\n")
+        return 1 if any(row.get("sound") is False or "failed" in row for row in self.rows) else 0
+
+    def _add(self, row: Row) -> None:
+        self.rows.append(row)
+        sys.stderr.write(_line(row) + "\n")
+
+    def record(self) -> Row:
+        """All that there is so far."""
+        return {**self.head, **self.more, "results": self.rows}
+
+    def _write(self) -> None:
+        if self.out is not None:
+            write_json(self.out, self.record())
+
+
+def parser_of(doc: str | None) -> argparse.ArgumentParser:
+    """With the options that all scripts have."""
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tiny", action="store_true", help="on the CPU, to try the script")
+    parser.add_argument("--out", type=Path, help="a JSON file, written anew after every row")
+    parser.add_argument("--commit", help="of this code, for machines without git")
+    return parser
+
+
+def asked_of(
+    parser: argparse.ArgumentParser, tiny: Mapping[str, Any]
+) -> tuple[argparse.Namespace, torch.device]:
+    """(options, device); with `--tiny` these options take its values unless they are given."""
+    asked = parser.parse_args()
+    if not asked.tiny:
+        if not torch.cuda.is_available():
+            parser.error("no CUDA device is there; --tiny tries the script on the CPU")
+        torch.backends.cuda.matmul.allow_tf32 = False
+        return asked, torch.device("cuda")
+    for name, value in tiny.items():
+        if getattr(asked, name) == parser.get_default(name):
+            setattr(asked, name, value)
+    return asked, torch.device("cpu")
+
+
+def _asked_for(words: Sequence[str]) -> list[str]:
+    """What a command says of the measurement: not where its results go."""
+    beside = ("--out", "--plot", "--commit")
+    pairs = zip(["", *words], words, strict=False)
+    return [word for before, word in pairs if word not in beside and before not in beside]
+
+
+def _line(row: Row) -> str:
+    """One row for a reader of the terminal: a few digits of each plain figure."""
+    words = [f"{name}={_short(value)}" for name, value in row.items() if not _nested(value)]
+    return " ".join(words)
+
+
+def _nested(value: Any) -> bool:
+    return isinstance(value, Mapping) or (
+        isinstance(value, Sequence) and not isinstance(value, str)
+    )
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

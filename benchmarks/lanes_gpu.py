@@ -1,0 +1,263 @@
+"""How many lanes of a warp do work: counters of select, accept and attention, and their code.
+
+    python benchmarks/lanes_gpu.py --out lanes.json
+
+Runs this file again below Nsight Compute (`ncu`), which must be there and must be allowed to read
+the counters; where it is not, the row says what it answered. `lanes` is thread instructions that
+were executed with their predicate on over 32 for each instruction issued: masks are predicates in
+Triton, so the plain ratio reads 32 for nearly any kernel and stands beside it. The machine code of
+each kernel is looked through for votes, shuffles and backward branches.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu_cases import case, pool_of, proposal
+from gpu_report import Report, asked_of, parser_of
+from targets import OWN, SPECS
+
+from furcate.kernels.backend import kernels_of
+from furcate.kernels.tree_attention import Keys, behind
+
+WANTED = 0.96  # of the lanes
+ROWS = (32, 64)
+CONTEXT = 2048
+COUNTERS = {
+    "smsp__thread_inst_executed_pred_on_per_inst_executed.ratio": "predicated_on",
+    "smsp__thread_inst_executed_per_inst_executed.ratio": "executed",
+    "sm__warps_active.avg.pct_of_peak_sustained_active": "occupancy_percent",
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed": "memory_percent",
+    "gpu__time_duration.sum": "nanoseconds",
+}
+MORE = {  # named otherwise by some versions: asked for apart
+    "smsp__sass_average_branch_targets_threads_uniform.pct": "uniform_branches_percent",
+    "launch__registers_per_thread": "registers",
+}
+JOIN = "_join"  # follows an attention whose columns are shared
+OURS = ("_select", "_accept", "_attend", JOIN)
+
+
+@dataclass(frozen=True)
+class Shot:
+    """One launch that is looked at."""
+
+    kernel: str
+    shape: str
+    batch: int
+    rows: int
+
+    @property
+    def name(self) -> dict[str, Any]:
+        return {"kernel": self.kernel, "shape": self.shape, "batch": self.batch, "rows": self.rows}
+
+
+def shots() -> list[Shot]:
+    """In the order in which they are launched."""
+    found = [Shot(k, "any", b, n) for k in ("select", "accept") for b in (1, 32) for n in ROWS]
+    return found + [Shot("attention", s, 1, n) for s in (OWN, "llama-8b") for n in ROWS]
+
+
+def call_of(shot: Shot, device: torch.device) -> Callable[[], Any]:
+    """Its launch, all inputs made."""
+    kernels, batch, rows = kernels_of(device), shot.batch, shot.rows
+    if shot.kernel == "select":
+        pool = proposal(batch, 4 * rows, device)
+        root_B = torch.zeros(batch, dtype=torch.int64, device=device)
+        allowance_B = torch.full_like(root_B, rows)
+        return lambda: kernels.select(pool, root_B, rows, allowance_B)
+    length = CONTEXT if device.type == "cuda" else 16
+    made = case(batch, length, rows, device)
+    if shot.kernel == "accept":
+        choice_BR = made.draft.tokens_BR.roll(-1, 1).contiguous()
+        depth = int(made.draft.depth_BR.max())
+        broken_BR = torch.zeros_like(choice_BR, dtype=torch.bool)
+        return lambda: kernels.accept(made.draft, choice_BR, depth, broken_BR)
+    spec = SPECS[shot.shape]
+    size, dtype = (spec.num_kv_heads, spec.head_dim), torch.bfloat16
+    keys = Keys(*(pool_of(made, size, dtype) for _ in "kv"))
+    q_THD = torch.randn(batch * rows, spec.num_heads, spec.head_dim, device=device, dtype=dtype)
+    sight = behind(made.places, made.draft.end_BR, made.draft.live_B)
+    look = kernels.look(sight, spec.num_heads // spec.num_kv_heads, dtype)
+    return lambda: look(q_THD, keys)
+
+
+@torch.inference_mode()
+def launch(device: torch.device) -> None:
+    """What is run below ncu: each shot once while it looks, and once before, to be compiled."""
+    torch.manual_seed(0)
+    calls = [call_of(shot, device) for shot in shots()]
+    for call in calls:
+        call()
+    if device.type != "cuda":
+        return
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaProfilerStart()
+    for call in calls:
+        call()
+        torch.cuda.synchronize()
+    torch.cuda.cudart().cudaProfilerStop()
+
+
+def counted(ncu: str, counters: Sequence[str]) -> list[dict[str, str]]:
+    """Launches of our kernels with these counters, as ncu prints them; raises RuntimeError."""
+    command = [
+        ncu,
+        *("--profile-from-start", "off", "--clock-control", "none", "--csv", "--page", "raw"),
+        *("--kernel-name", f"regex:^({'|'.join(OURS)})$"),
+        *("--metrics", ",".join(counters)),
+        *(sys.executable, __file__, "--launch"),
+    ]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+    found = table(done.stdout)
+    if done.returncode or not found:
+        said = [*done.stdout.splitlines(), *done.stderr.splitlines()]
+        why = [line for line in said if "==ERROR==" in line or "Error" in line] or said[-3:]
+        raise RuntimeError(f"ncu: {' '.join(why)}")
+    return found
+
+
+def table(printed: str) -> list[dict[str, str]]:
+    """The rows of a table among other lines; its first row holds units."""
+    lines = [line for line in printed.splitlines() if line.startswith('"')]
+    return list(csv.DictReader(io.StringIO("\n".join(lines))))[1:]
+
+
+def rows_of(launches: Sequence[dict[str, str]], counters: dict[str, str]) -> list[dict[str, Any]]:
+    """Shots and their counters: each begins with a kernel that is no join."""
+    names = iter(shots())
+    found: list[dict[str, Any]] = []
+    shot = None
+    for one in launches:
+        kernel = one["Kernel Name"]
+        if kernel != JOIN:
+            shot = next(names)
+        if shot is None:
+            raise RuntimeError("ncu saw a join before any attention")
+        figures = {name: _number(one.get(counter)) for counter, name in counters.items()}
+        found.append({**shot.name, "function": kernel, **figures})
+    if next(names, None) is not None:
+        raise RuntimeError(f"ncu saw {len(launches)} launches, fewer than were asked for")
+    return found
+
+
+def lanes() -> Iterator[dict[str, Any]]:
+    """All shots, each with its share of the lanes."""
+    ncu = shutil.which("ncu")
+    if ncu is None:
+        raise FileNotFoundError("ncu (Nsight Compute) is not on the path")
+    for row in rows_of(counted(ncu, list(COUNTERS)), COUNTERS):
+        on = row["predicated_on"]
+        share = None if on is None else on / 32
+        enough = {} if share is None or row["function"] == JOIN else {"enough": share >= WANTED}
+        yield {**row, "lanes": share, **enough}
+
+
+def more_counters() -> list[dict[str, Any]]:
+    """Those that not every version knows."""
+    ncu = shutil.which("ncu")
+    if ncu is None:
+        raise FileNotFoundError("ncu (Nsight Compute) is not on the path")
+    return rows_of(counted(ncu, list(MORE)), MORE)
+
+
+def code(device: torch.device) -> Iterator[dict[str, Any]]:
+    """What the compiled kernels are made of."""
+    for shot in shots():
+        with torch.inference_mode():
+            call_of(shot, device)()
+    modules = {
+        "_select": "furcate.kernels.select_triton",
+        "_accept": "furcate.kernels.accept_triton",
+        "_attend": "furcate.kernels.tree_attention_triton",
+    }
+    for function, module in modules.items():
+        compiled = getattr(import_module(module), function)
+        for kernel in compiled.device_caches[torch.cuda.current_device()][0].values():
+            sass = disassembled(kernel.asm["cubin"])
+            yield {
+                "function": function,
+                "warps": kernel.metadata.num_warps,
+                "registers": getattr(kernel, "n_regs", None),
+                "spills": getattr(kernel, "n_spills", None),
+                **operations(sass),
+            }
+
+
+def disassembled(cubin: bytes) -> str:
+    """By the cuobjdump on the path, or the one that comes with triton."""
+    triton = Path(str(import_module("triton").__file__)).parent
+    tool = shutil.which("cuobjdump") or str(triton / "backends/nvidia/bin/cuobjdump")
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        told = [tool, "-sass", file.name]
+        return subprocess.run(told, check=True, capture_output=True, text=True).stdout
+
+
+def operations(sass: str) -> dict[str, int]:
+    """Shuffles, votes, warp-wide sums, matrix products, and branches that go back: loops."""
+    lines = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+ )?([A-Z0-9_.]+)([^;]*);", sass)
+    kinds = Counter(operation.split(".")[0] for _, operation, _ in lines)
+    back = 0
+    for at, operation, rest in lines:
+        goal = re.search(r"0x([0-9a-f]+)", rest)
+        if operation.split(".")[0] == "BRA" and goal is not None:
+            back += int(goal[1], 16) < int(at, 16)  # not the one to itself behind the end
+    names = (
+        "SHFL",
+        "VOTE",
+        "VOTEU",
+        "REDUX",
+        "MATCH",
+        "HGMMA",
+        "HMMA",
+        "FFMA",
+        "BAR",
+        "LDL",
+        "STL",
+    )
+    return {"instructions": len(lines), "loops": back} | {name: kinds[name] for name in names}
+
+
+def main() -> None:
+    """Print one JSON object."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--launch", action="store_true", help="what is run below ncu")
+    asked, device = asked_of(parser, {})
+    if asked.launch:
+        launch(device)
+        return
+    what = "lanes at work in select, accept and attention, by ncu; their machine code"
+    report = Report.of("lanes_gpu.py", what, device, asked)
+    report.note(wanted=WANTED, counters={**COUNTERS, **MORE})
+    report.run({"row": "lanes"}, lanes)
+    report.run({"row": "more counters"}, more_counters)
+    report.run({"row": "code"}, lambda: code(device))
+    report.close()
+    sys.exit(0 if any(row.get("lanes") is not None for row in report.rows) else 1)
+
+
+def _number(text: str | None) -> float | None:
+    """ncu writes thousands with a comma in some places, and n/a."""
+    try:
+        return float((text or "").replace(",", ""))
+    except ValueError:
+        return None
+
+
+if __name__ == "__main__":
+    main()

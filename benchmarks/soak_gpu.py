@@ -1,0 +1,279 @@
+"""Runs an engine for long: memory before and after, waits for the device, and moves of keys.
+
+    python benchmarks/soak_gpu.py --out soak.json
+
+`memory`: requests of all kinds come and go (prompts, answers and laws of all lengths, some
+aborted). What the device holds after a fifth of them and after all must be the same, and the most
+it ever held is set beside what the engine said it would hold (`Engine.backend()["memory"]`).
+`waits`: recorded rounds are played while torch treats every wait for the device as an error.
+`moves`: the accepted path's keys are put in place for every path of random trees, a batch at a
+time, and each must equal the torch reference bit for bit.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from forced import Drive, Sizes, built_of
+from gpu_cases import case
+from gpu_report import Report, asked_of, parser_of
+from kernels_bench import Bench
+from targets import OWN, PAGE, SPECS, target_of
+
+from furcate.config import SamplingParams
+from furcate.engine.engine import Engine
+from furcate.engine.graphs import CudaRecorder, Graphs
+from furcate.kernels.backend import kernels_of
+from furcate.kernels.draft import Draft, Verdict
+from furcate.kernels.kv_move import move_path
+from furcate.models.spec import DecoderSpec
+
+PARTS = ("memory", "waits", "moves")
+OWN_WAYS = ("off", "ngram", "eagle3", "mtp", "medusa", "hybrid")
+LAWS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_p": 0.9, "top_k": 30},
+    {"temperature": 0.7, "repetition_penalty": 1.2, "logit_bias": {7: 2.0}},
+    {"temperature": 1.0, "logprobs": True, "top_logprobs": 3},
+)
+AT_ONCE = 24  # requests that are open together
+GROWTH = 2 << 20  # bytes; what the allocator rounds up to is no growth
+
+
+def memory(target: str, drafter: str, requests: int, device: torch.device) -> dict[str, Any]:
+    """What an engine holds, by torch's count and by the driver's."""
+    before = _held(device)
+    options: dict[str, Any] = {"max_batch": 8, "max_context": 1024, "kv_tokens": 8192}
+    with Engine.load(target, drafter, device=device.type, **options) as engine:
+        stated = engine.backend()["memory"]
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        took, held = traffic(engine, requests, device)
+        peak = _peak(device)
+        backend = engine.backend()
+    if stated is None:
+        return {"requests": requests, "seconds_of_traffic": took}
+    used = {name: held[-1][name] - before[name] for name in before}
+    grown = {name: held[-1][name] - held[0][name] for name in before}
+    return {
+        "requests": requests,
+        "seconds_of_traffic": took,
+        "stated_bytes": stated,
+        "peak_allocated_bytes": peak["allocated"] - before["allocated"],
+        "peak_reserved_bytes": peak["reserved"] - before["reserved"],
+        "device_bytes": used["device"],
+        "peak_over_stated": (peak["allocated"] - before["allocated"]) / stated["total"],
+        "reserved_over_stated": (peak["reserved"] - before["reserved"]) / stated["total"],
+        "device_over_stated": used["device"] / stated["total"],
+        "grown_bytes": grown,
+        "sound": grown["allocated"] <= GROWTH,
+        "held_bytes": held,
+        "backend": backend,
+    }
+
+
+def traffic(
+    engine: Engine, requests: int, device: torch.device
+) -> tuple[float, list[dict[str, int]]]:
+    """(seconds, what is held after each fifth of the requests)."""
+    rng = random.Random(5)
+    words, context = min(4000, engine.built.limits.vocab), engine.built.limits.context
+    began = time.perf_counter()
+    held = []
+    for fifth in range(5):
+        open_: list[str] = []
+        for number in range(fifth * requests // 5, (fifth + 1) * requests // 5):
+            prompt = [rng.randrange(3, words) for _ in range(rng.randint(1, context * 2 // 5))]
+            prompt += prompt[-rng.randint(1, 60) :] * rng.randint(0, 3)  # n-grams to be found
+            law = LAWS[number % len(LAWS)]
+            params = SamplingParams(
+                max_tokens=rng.randint(1, context // 6),
+                ignore_eos=number % 3 > 0,
+                seed=number,
+                **law,
+            )
+            open_.append(engine.submit(prompt[: context * 3 // 5], params))
+            if number % 17 == 0:
+                engine.next_piece(open_[-1])
+                engine.abort(open_.pop())
+            if len(open_) == AT_ONCE:
+                engine.collect(open_.pop(0))
+        for request_id in open_:
+            engine.collect(request_id)
+        held.append(_held(device))
+    return time.perf_counter() - began, held
+
+
+def _held(device: torch.device) -> dict[str, int]:
+    """Bytes: of tensors, of torch's pools, of the whole device."""
+    if device.type != "cuda":
+        return {"allocated": 0, "reserved": 0, "device": 0}
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info(device)
+    return {
+        "allocated": torch.cuda.memory_allocated(device),
+        "reserved": torch.cuda.memory_reserved(device),
+        "device": total - free,
+    }
+
+
+def _peak(device: torch.device) -> dict[str, int]:
+    if device.type != "cuda":
+        return {"allocated": 0, "reserved": 0}
+    return {
+        "allocated": torch.cuda.max_memory_allocated(device),
+        "reserved": torch.cuda.max_memory_reserved(device),
+    }
+
+
+class AllowedToWait(CudaRecorder):
+    """A recorder whose one wait, for a round's outcome, is no error."""
+
+    def fetch(self, staged: torch.Tensor, device: torch.Tensor) -> Callable[[], None]:
+        wait = super().fetch(staged, device)
+
+        def allowed() -> None:
+            torch.cuda.set_sync_debug_mode("default")
+            wait()
+            torch.cuda.set_sync_debug_mode("error")
+
+        return allowed
+
+
+@contextmanager
+def waiting_is_an_error(device: torch.device) -> Iterator[None]:
+    """Torch raises where a call waits for the device by itself."""
+    if device.type == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        if device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@torch.inference_mode()
+def waits(target: str, drafter: str, rounds: int, device: torch.device) -> dict[str, Any]:
+    """Rounds replayed, and rounds launched, up to the wait for a round's result."""
+    on_gpu = device.type == "cuda"
+    sizes = Sizes(batch=2, context=700, nodes=31 if on_gpu else 7)
+    built = built_of(target_of(target, device), drafter, sizes)
+    player = Graphs(built.round, AllowedToWait()) if on_gpu else built.player
+    drive = Drive(replace(built, player=player), sizes, 100)
+    rows = built.round.most_nodes + 1
+    drive.stand(rows, 1)
+    batch = drive.asked(rows)
+    on_device = batch.on(device)
+    drive.rewind()
+    built.round.play(on_device)
+    if on_gpu:
+        torch.cuda.synchronize()
+    with waiting_is_an_error(device):
+        for _ in range(rounds):
+            drive.rewind()
+            player.launch(batch)()
+            drive.rewind()
+            built.round.play(on_device)
+        sound = not on_gpu or _caught(on_device.slot_B[0].item)
+    played = player.played.as_json()
+    sound = sound and not played["refused"]
+    return {"rounds": rounds, "rows": rows, "sound": sound, **played}
+
+
+def _caught(call: Callable[[], Any]) -> bool:
+    """The check can fail: reading a value is an error meanwhile."""
+    try:
+        call()
+    except RuntimeError:
+        return True
+    return False
+
+
+@torch.inference_mode()
+def moves(bench: Bench, spec: DecoderSpec, batch: int, rows: int, trees: int) -> dict[str, Any]:
+    """All paths of random trees, each request of a batch another one at a time."""
+    paths = wrong = moved = 0
+    for _ in range(trees):
+        made = case(batch, 3 * PAGE + 5, rows, bench.device)
+        size = (spec.num_layers, made.slots, spec.num_kv_heads, spec.head_dim)
+        old = (bench.random(*size), bench.random(*size))
+        slot_BR = made.slot_BR
+        for step in range(rows):
+            verdict = _to(made.draft, (step + torch.arange(batch)) % rows)
+            ours, theirs = (tuple(pool.clone() for pool in old) for _ in "ab")
+            bench.kernels.move_path((ours[0], ours[1]), slot_BR, verdict)
+            move_path(theirs, slot_BR, verdict)
+            same = all(_bits_equal(a, b) for a, b in zip(ours, theirs, strict=True))
+            paths, wrong = paths + batch, wrong + (not same)
+            moved += not all(_bits_equal(a, b) for a, b in zip(ours, old, strict=True))
+    return {"paths": paths, "wrong": wrong, "calls_that_moved": moved, "sound": wrong == 0 < moved}
+
+
+def _to(draft: Draft, goal_B: torch.Tensor) -> Verdict:
+    """The verdict that accepts the path to this row of each tree."""
+    parents, depths = draft.parent_BR.tolist(), draft.depth_BR.tolist()
+    deepest = max(1, *map(max, depths))
+    paths, counts = [], []
+    for b, goal in enumerate(goal_B.tolist()):
+        path, row = [goal], goal
+        while row:
+            row = parents[b][row]
+            path.append(row)
+        path.reverse()
+        counts.append(len(path))
+        paths.append(path + path[-1:] * (deepest + 1 - len(path)))
+    path_BD = torch.tensor(paths, device=draft.parent_BR.device)
+    count_B = torch.tensor(counts, device=path_BD.device)
+    return Verdict(path_BD, path_BD, count_B, count_B - 1)
+
+
+def _bits_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    whole = {2: torch.int16, 4: torch.int32}[one.itemsize]
+    return torch.equal(one.view(whole), other.view(whole))
+
+
+def main() -> None:
+    """Print one JSON object; exit with 1 if anything is wrong."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--only", nargs="+", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--target", default=OWN)
+    parser.add_argument("--drafters", nargs="+", default=list(OWN_WAYS))
+    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--trees", type=int, default=16)
+    parser.add_argument("--soak-drafter", default="hybrid", help="of `memory`")
+    tiny = {"drafters": ["ngram"], "requests": 10, "rounds": 2, "trees": 1, "soak_drafter": "ngram"}
+    asked, device = asked_of(parser, tiny)
+    torch.manual_seed(0)
+    report = Report.of("soak_gpu.py", "an engine at work for long", device, asked)
+    if "memory" in asked.only:
+        report.run(
+            {"part": "memory", "drafter": asked.soak_drafter},
+            lambda: memory(asked.target, asked.soak_drafter, asked.requests, device),
+        )
+    for drafter in asked.drafters if "waits" in asked.only else ():
+        name = "tiny" if asked.tiny else asked.target
+        report.run(
+            {"part": "waits", "drafter": drafter},
+            lambda d=drafter, n=name: waits(n, d, asked.rounds, device),
+        )
+    shapes = (("tiny", 2, 9),) if asked.tiny else ((OWN, 8, 64), ("llama-8b", 8, 64), (OWN, 3, 33))
+    for shape, batch, rows in shapes if "moves" in asked.only else ():
+        bench = Bench(kernels_of(device), device, torch.bfloat16, {})
+        report.run(
+            {"part": "moves", "shape": shape, "batch": batch, "rows": rows},
+            lambda b=bench, s=shape, at=(batch, rows): moves(b, SPECS[s], *at, asked.trees),
+        )
+    sys.exit(report.close())
+
+
+if __name__ == "__main__":
+    main()

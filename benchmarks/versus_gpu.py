@@ -1,0 +1,209 @@
+"""Tokens per second end to end: own plain decoding, own trees, transformers, and vLLM.
+
+    python benchmarks/versus_gpu.py --out versus.json
+    python benchmarks/versus_gpu.py --ways off eagle3 static --batches 1 --tokens 128
+
+All of them answer the same prompts with the same weights, greedily, and stop at the same number of
+tokens. They take turns in every round of answers, and who goes first changes. Each is asked for one
+token and for all of them: `tokens_per_second` are those between, so that scoring prompts counts for
+nobody; `all_in` is the whole call. "eager" is transformers' `generate` as it comes, "static" the
+same with its static cache, which it compiles. vLLM runs in a process of its own if this Python has
+it (or `--vllm-python` does); it is named in `missing` where not, as is transformers.
+Of each tree's answers the figures say how many equal those of own plain decoding: in bf16 a tie may
+fall otherwise.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from gpu_report import Report, asked_of, parser_of
+from targets import OWN
+
+from furcate.config import DraftOptions, EngineOptions, SamplingParams
+from furcate.engine.build import build, dtype_of
+from furcate.engine.engine import Engine
+from furcate.engine.prompts import read_prompts
+from furcate.models.decoder import Decoder
+from furcate.models.load import load_decoder
+from furcate.models.zoo import resolve
+from furcate.text.tokenizer import Tokenizer, load_tokenizer
+
+OWN_WAYS = ("off", "ngram", "eagle3", "mtp", "medusa", "hybrid")
+PEERS = ("eager", "static", "vllm")
+PROMPTS = Path(__file__).parent / "data" / "spec_bench_dev.jsonl"
+
+Answers = list[list[int]]
+Way = Callable[[Sequence[list[int]], int], Answers]
+"""(prompts to be answered together, tokens of each answer) -> token ids."""
+
+
+@dataclass
+class Found:
+    """What one way took, group by group."""
+
+    rates: list[float] = field(default_factory=list)
+    all_in: list[float] = field(default_factory=list)
+    equal: int = 0
+
+    def add(self, way: Way, prompts: Sequence[list[int]], tokens: int) -> Answers:
+        """Answer a group; once for the first token alone."""
+        _, first = _taken(way, prompts, 1)
+        answers, seconds = _taken(way, prompts, tokens)
+        self.rates.append(len(prompts) * (tokens - 1) / max(seconds - first, 1e-9))
+        self.all_in.append(len(prompts) * tokens / seconds)
+        return answers
+
+    def figures(self) -> dict[str, Any]:
+        """Medians over groups."""
+        return {
+            "tokens_per_second": statistics.median(self.rates),
+            "all_in_tokens_per_second": statistics.median(self.all_in),
+            "by_group": [round(rate, 1) for rate in self.rates],
+        }
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The target and how it is asked."""
+
+    decoder: Decoder
+    tokenizer: Tokenizer
+    batch: int
+    tokens: int
+    context: int
+
+    def own(self, drafter: str) -> Engine:
+        """An engine of ours."""
+        options = EngineOptions(
+            max_batch=self.batch,
+            max_context=self.context,
+            kv_tokens=self.batch * self.context,
+            reuse_prefix=False,
+        )
+        built = build(self.decoder, self.tokenizer, drafter, options, DraftOptions())
+        return Engine(built)
+
+
+def own_way(engine: Engine) -> Way:
+    """Through the engine, as `Engine.generate` does."""
+
+    def answer(prompts: Sequence[list[int]], tokens: int) -> Answers:
+        law = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, seed=0)
+        ids = [engine.submit(prompt, law) for prompt in prompts]
+        return [list(engine.collect(one).token_ids) for one in ids]
+
+    return answer
+
+
+def compared(setting: Setting, ways: dict[str, Way], groups: Sequence[list[list[int]]]) -> Any:
+    """Every way over every group in turn; the first group also warms up, and then counts not."""
+    found = {name: Found() for name in ways}
+    for way in ways.values():
+        for tokens in (1, setting.tokens):
+            way(groups[0], tokens)
+    for turn, group in enumerate(groups[1:]):
+        order = list(ways)[turn % len(ways) :] + list(ways)[: turn % len(ways)]
+        answers = {name: found[name].add(ways[name], group, setting.tokens) for name in order}
+        for name, told in answers.items():
+            plain = answers.get("off", told)
+            found[name].equal += sum(a == b for a, b in zip(told, plain, strict=True))
+    return found
+
+
+def rows(setting: Setting, names: Sequence[str], groups: Any, peers: Any) -> Any:
+    """One for each way, with what it is over own plain decoding and over each peer."""
+    with ExitStack() as open_:
+        engines = {name: open_.enter_context(setting.own(name)) for name in names}
+        for engine in engines.values():
+            engine.warm_up(SamplingParams(temperature=0))
+        ways = {name: own_way(engine) for name, engine in engines.items()} | peers
+        found = compared(setting, ways, groups)
+        speed = {name: statistics.median(one.rates) for name, one in found.items()}
+        answers = sum(len(group) for group in groups[1:])
+        for name, one in found.items():
+            row = {"way": name, "batch": setting.batch, **one.figures()}
+            row |= {f"over_{x}": speed[name] / speed[x] for x in speed if x in ("off", *PEERS)}
+            row["equal_to_plain"] = f"{one.equal} of {answers}"
+            if name in engines:
+                row["backend"] = engines[name].backend()
+            yield row
+
+
+def _taken(way: Way, prompts: Sequence[list[int]], tokens: int) -> tuple[Answers, float]:
+    began = time.perf_counter()
+    answers = way(prompts, tokens)
+    return answers, time.perf_counter() - began
+
+
+def _groups(
+    tokenizer: Tokenizer, file: Path, batch: int, count: int, most: int
+) -> list[list[list[int]]]:
+    """Prompts of all kinds: every n-th of the file that is short enough, `batch` in a group."""
+    lines = read_prompts(file)
+    encoded = [tokenizer.chat_ids(list(line.opening)) for line in lines]
+    encoded = [one for one in encoded if len(one) <= most]
+    wanted = batch * (count + 1)
+    step = max(1, len(encoded) // wanted)
+    chosen = [encoded[(i * step + i // len(encoded)) % len(encoded)] for i in range(wanted)]
+    return [chosen[i : i + batch] for i in range(0, wanted, batch)]
+
+
+def main() -> None:
+    """Print one JSON object."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--target", default=OWN)
+    parser.add_argument("--ways", nargs="+", default=[*OWN_WAYS, *PEERS])
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--groups", type=int, default=5, help="groups of prompts that count")
+    parser.add_argument("--longest", type=int, default=512, help="tokens of a prompt")
+    parser.add_argument("--prompts", type=Path, default=PROMPTS)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--vllm-python", default=sys.executable)
+    parser.add_argument("--static-batches", nargs="+", type=int, default=[1])
+    tiny = {"ways": ["off", "ngram"], "batches": [2], "tokens": 6, "groups": 1, "longest": 40}
+    asked, device = asked_of(parser, tiny)
+    what = "greedy answers of the same prompts, tokens of all requests a second; medians"
+    report = Report.of("versus_gpu.py", what, device, asked)
+    path = resolve(asked.target)
+    tokenizer = load_tokenizer(path)
+    decoder = load_decoder(path, dtype_of(asked.dtype, device), device).requires_grad_(False)
+    own = [name for name in asked.ways if name not in PEERS]
+    has_transformers = find_spec("transformers") is not None
+    missing = [] if has_transformers else ["transformers"]
+    with ExitStack() as open_:
+        home = Path(open_.enter_context(tempfile.TemporaryDirectory()))
+        peers: dict[str, Way] = {}
+        wanted = [name for name in asked.ways if name in PEERS]
+        if wanted and has_transformers:
+            versus_peers = import_module("versus_peers")
+            versus_peers.write_target(decoder, home)
+            peers, lacking = versus_peers.peers(open_, home, wanted, device, asked.vllm_python)
+            missing += lacking
+        report.note(target=asked.target, tokens=asked.tokens, dtype=asked.dtype, missing=missing)
+        for batch in asked.batches:
+            context = asked.longest + asked.tokens + 80
+            setting = Setting(decoder, tokenizer, batch, asked.tokens, context)
+            groups = _groups(tokenizer, asked.prompts, batch, asked.groups, asked.longest)
+            here = {
+                name: way
+                for name, way in peers.items()
+                if name != "static" or batch in asked.static_batches
+            }
+            report.run({}, lambda s=setting, g=groups, p=here: rows(s, own, g, p))
+    sys.exit(report.close())
+
+
+if __name__ == "__main__":
+    main()
