@@ -82,10 +82,13 @@ def test_a_round_never_waits_for_the_device(law: dict[str, Any]) -> None:
             columns=128,
             needs=needs_of([params], VOCAB),
         ).on(GPU)
+        undrafted = replace(batch, propose=False)
         one.built.round.play(batch)
+        one.built.round.play(undrafted)
         torch.cuda.set_sync_debug_mode("error")
         try:
             one.built.round.play(batch)
+            one.built.round.play(undrafted)
             with pytest.raises(RuntimeError):
                 batch.slot_B.item()
         finally:

@@ -122,9 +122,13 @@ def test_children_are_those_of_the_reference(vocab: int, count: int, dtype: torc
     assert faults(case, case.run()) == []
 
 
-@pytest.mark.parametrize(("vocab", "of", "count"), [(SIZE, 5000, 8), (130, 140, 4), (3, 49152, 1)])
+@pytest.mark.parametrize(
+    ("vocab", "of", "count"), [(SIZE, SIZE + 5000, 8), (130, 140, 4), (3, 49152, 1)]
+)
 def test_noise_is_keyed_by_the_targets_ids(vocab: int, of: int, count: int) -> None:
     case = ask(4, vocab, count, vocab, of=of)
+    assert case.token_V is not None and len(case.token_V) == vocab
+    assert not torch.equal(case.token_V, torch.arange(vocab)), "ids and ranks have to differ"
     children = case.run()
     assert faults(case, children) == []
     by_rank = replace(case, logits_NV=case.scored_NV, token_V=None)

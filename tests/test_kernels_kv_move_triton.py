@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import fields, replace
 
 import pytest
@@ -20,10 +21,26 @@ pytestmark = MARKS
 
 
 def after(case: Move, verdict: Verdict) -> tuple[Tensor, Tensor]:
-    keys, values = (pool.clone().to(DEVICE) for pool in case.pools)
-    there = Verdict(*(getattr(verdict, f.name).to(DEVICE) for f in fields(Verdict)))
-    move_path((keys, values), case.slot_BR.to(DEVICE), there)
-    return keys.cpu(), values.cpu()
+    return after_each(case, [verdict])[0]
+
+
+def after_each(case: Move, verdicts: Sequence[Verdict]) -> list[tuple[Tensor, Tensor]]:
+    """What each of these moves leaves of the same pools.
+
+    All of it goes to the device at once and comes back at once: a copy takes far longer than a
+    move. Each move gets tensors of its own, which lie as evenly as an engine's do.
+    """
+    keys, values = (pool.to(DEVICE) for pool in case.pools)
+    slot_BR = case.slot_BR.to(DEVICE)
+    names = [f.name for f in fields(Verdict)]
+    there = [torch.stack([getattr(v, name) for v in verdicts]).to(DEVICE) for name in names]
+    moved: list[tuple[Tensor, Tensor]] = []
+    for n in range(len(verdicts)):
+        pools = keys.clone(), values.clone()
+        move_path(pools, slot_BR, Verdict(*(x[n].clone() for x in there)))
+        moved.append(pools)
+    all_keys, all_values = (torch.stack(each).cpu() for each in zip(*moved, strict=True))
+    return list(zip(all_keys, all_values, strict=True))
 
 
 def wide(case: Move, layers: int, heads: int, size: int) -> Move:
@@ -42,9 +59,11 @@ def test_every_path_of_random_trees_is_moved_bit_for_bit(dtype: torch.dtype) -> 
         where = layout(seed, lengths, 5 + seed * 5, 16)
         case = move(where, seed, dtype)
         lives = where.draft.live_B.tolist()
-        for step in range(max(lives)):
-            verdict = verdict_to(where.draft, [(step + b) % live for b, live in enumerate(lives)])
-            assert same(after(case, verdict), case.expected(verdict))
+        steps = range(max(lives))
+        goals = [[(step + b) % live for b, live in enumerate(lives)] for step in steps]
+        verdicts = [verdict_to(where.draft, each) for each in goals]
+        for verdict, left in zip(verdicts, after_each(case, verdicts), strict=True):
+            assert same(left, case.expected(verdict))
 
 
 @pytest.mark.parametrize(("layers", "heads", "size"), [(1, 1, 16), (3, 3, 64), (5, 8, 128)])

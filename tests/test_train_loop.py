@@ -186,6 +186,18 @@ def test_another_text_is_another_run(corpus: Corpus, tmp_path: Path) -> None:
         train(target(), more, recipe(), Run(tmp_path / "run", resume=True), _quiet)
 
 
+def test_a_run_that_lost_its_text_goes_on_with_another_and_says_so(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    _interrupted(corpus, tmp_path / "here")
+    shutil.copytree(tmp_path / "here/checkpoint/portable", tmp_path / "there/checkpoint/portable")
+    more = write_corpus(tmp_path / "more", 61)
+    moved = train(target(), more, recipe(), Run(tmp_path / "there", resume=True), _quiet)
+    assert moved.finished and moved.position.parts[-1]["how"] == "weights only"
+    assert moved.position.parts[-1]["changed"]["text"]["conversations"] == len(more)
+    assert moved.position.recipe["text"]["tokens"] == len(more.tokens)
+
+
 def test_there_must_be_something_to_resume(corpus: Corpus, tmp_path: Path) -> None:
     with pytest.raises(BadFile, match="no checkpoint"):
         train(target(), corpus, recipe(), Run(tmp_path, resume=True), _quiet)

@@ -96,7 +96,8 @@ class Round:
 
     def withdraw(self, batch: Batch) -> Tensor:
         """Propose nothing for the next round: float32 [B, 0]."""
-        self.state.proposal.value_BP[batch.slot_B] = -torch.inf
+        # not by assignment: a number put at indices is first copied from the host
+        self.state.proposal.value_BP.index_fill_(0, batch.slot_B, -torch.inf)
         return torch.zeros(len(batch.slot_B), 0, device=self.state.device)
 
     def prefill(self, view: View, rows: Draft, span: Span) -> None:

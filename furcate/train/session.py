@@ -31,6 +31,7 @@ _MAY_CHANGE = {
     *("tokens", "minutes", "held_out_seconds", "checkpoint_seconds", "log_steps"),
     *("batch_tokens", "loss_rows", "compile"),  # which another machine may not have the room for
 }
+_TEXT = "text"  # may be another where the first was lost with its machine
 _EXACT, _NEW, _WEIGHTS = "exact", "start", "weights only"
 
 
@@ -81,7 +82,7 @@ def begin(target: Decoder, corpus: Corpus, recipe: Recipe, run: Run) -> Session:
     if checkpoint is None:
         _refuse_older(run)
     else:
-        _check_same(checkpoint.position.recipe, described)
+        _check_same(checkpoint.position.recipe, described, _may_change(checkpoint))
     target.requires_grad_(False)
     parts = split(corpus, recipe.held_out, recipe.seed)
     heads = [new_head(plan.spec, target, None) for plan in recipe.heads]
@@ -133,24 +134,28 @@ def _position(
     if checkpoint is not None and checkpoint.memory is None:
         how = _WEIGHTS
     before = Position(described) if checkpoint is None else checkpoint.position
+    free = _MAY_CHANGE if checkpoint is None else _may_change(checkpoint)
     part: dict[str, Any] = {"step": before.step, "how": how}
     part |= {"device": _device_name(target.device), "torch": torch.__version__}
-    part["changed"] = {
-        k: described[k] for k in sorted(_MAY_CHANGE) if described[k] != before.recipe[k]
-    }
+    part["changed"] = {k: described[k] for k in sorted(free) if described[k] != before.recipe[k]}
     return replace(before, recipe=described, parts=(*before.parts, part))
 
 
 def _described(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
     """What must stay the same for a run to go on, as JSON has it."""
     text = {"conversations": len(corpus), "tokens": len(corpus.tokens)}
-    described: dict[str, Any] = json.loads(json.dumps({**recipe.to_json(), "text": text}))
+    described: dict[str, Any] = json.loads(json.dumps({**recipe.to_json(), _TEXT: text}))
     return described
 
 
-def _check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def _may_change(checkpoint: Checkpoint) -> set[str]:
+    """Settings that may be others from here on; provenance tells those that are."""
+    return _MAY_CHANGE if checkpoint.memory is not None else _MAY_CHANGE | {_TEXT}
+
+
+def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], free: set[str]) -> None:
     hint = "give the same settings as before, or start anew in another folder"
-    for key in sorted({*before, *now} - _MAY_CHANGE):
+    for key in sorted({*before, *now} - free):
         if before.get(key) != now.get(key):
             what = f"the run began with {before.get(key)}"
             raise BadRequest(what, field=key, value=now.get(key), hint=hint)
