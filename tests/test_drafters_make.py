@@ -15,6 +15,7 @@ from tiny_heads import KINDS, network
 
 from furcate.config import DraftOptions
 from furcate.drafters.base import Drafter
+from furcate.drafters.described import described
 from furcate.drafters.hybrid import HybridDrafter
 from furcate.drafters.make import Setting, make_drafter
 from furcate.drafters.medusa import MedusaDrafter
@@ -79,6 +80,24 @@ def test_a_heads_folder_makes_a_drafter_with_its_calibration(kind: str, tmp_path
     assert isinstance(beside, HybridDrafter)
     assert beside.network.depth < beside.depth == beside.ngram.depth
     assert isinstance(made(folder, num_draft_tokens=0), OffDrafter)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_a_cpu_a_head_scores_only_the_most_frequent_tokens_unless_asked(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = saved(tmp_path, kind, draft_vocab=40)
+    assert words_of(made(folder)) == 40
+    monkeypatch.setattr("furcate.drafters.make.CPU_WORDS", 16)
+    assert words_of(made(folder)) == 16
+    assert words_of(made(folder, draft_vocab=30)) == 30
+    assert words_of(made(saved(tmp_path / "few", kind, draft_vocab=9))) == 9
+
+
+def words_of(drafter: Drafter) -> int:
+    details = described(drafter)
+    assert isinstance(details["draft_vocab"], int)
+    return details["draft_vocab"]
 
 
 def test_matches_may_stand_beside_a_model(tmp_path: Path) -> None:

@@ -16,13 +16,14 @@ from furcate.heads.recurrent import Recurrent
 from furcate.models.decoder import Decoder
 from furcate.tree.calibration import Calibration
 
-__all__ = ["around_head", "around_model", "beside_matches"]
+__all__ = ["CPU_WORDS", "around_head", "around_model", "beside_matches"]
 
 MODEL_DEPTH = 5
 MODEL_WIDTH = 4  # rows that go on at each level, and children of each
 HEAD_WIDTH = 10
 CPU_DEPTH = 4  # a level costs the same whatever it adds, and deep ones add little
 GPU_DEPTH = 7
+CPU_WORDS = 8192  # tokens that a head scores: each level reads as many rows of the output matrix
 
 
 def around_model(

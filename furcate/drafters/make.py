@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from furcate.config import DraftOptions
-from furcate.drafters.around import around_head, around_model, beside_matches
+from furcate.drafters.around import CPU_WORDS, around_head, around_model, beside_matches
 from furcate.drafters.base import Drafter
 from furcate.drafters.draft_cache import Room
 from furcate.drafters.honoured import check_honoured
@@ -154,7 +154,10 @@ def _around(
     target, options = setting.target, setting.options
     if source.is_head:
         fingerprint = setting.tokenizer.fingerprint()
-        head = read_head(source.path, target, options.draft_vocab, fingerprint=fingerprint)
+        most = CPU_WORDS if target.device.type == "cpu" else None
+        head = read_head(
+            source.path, target, options.draft_vocab, fingerprint=fingerprint, most=most
+        )
         pack(head)
         fitted = calibration_of(source.path)
         return lambda pages: around_head(head, options, room_of(setting, pages), fitted, longest)

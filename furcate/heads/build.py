@@ -18,7 +18,7 @@ from furcate.heads.spec import HeadSpec
 from furcate.heads.tensor_files import REFETCH, Kept, finite
 from furcate.models.decoder import Decoder
 
-__all__ = ["build", "new_head", "vocabulary"]
+__all__ = ["build", "can_score", "new_head", "vocabulary"]
 
 
 def new_head(spec: HeadSpec, target: Decoder, token_D: Tensor | None) -> Head:
@@ -87,6 +87,13 @@ def vocabulary(held: Held, asked: int | None) -> Tensor | None:
             hint=f"give at most {listed}, or {vocab} for all" if listed else "leave it out",
         )
     return held.frequent_N[:size].sort().values
+
+
+def can_score(held: Held, size: int) -> bool:
+    """Whether the head may score `size` tokens instead of the more that it scores as stored."""
+    if held.spec.own_output or held.frequent_N is None:
+        return False
+    return size <= min(len(held.frequent_N), held.spec.draft_vocab_size)
 
 
 def _write(place: Tensor, kept: Kept) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from furcate.errors import BadFile, BadRequest, Unsupported, UserError
 from furcate.files import write_json
-from furcate.heads.build import build, vocabulary
+from furcate.heads.build import build, can_score, vocabulary
 from furcate.heads.directory import whole_directory
 from furcate.heads.formats.detect import NATIVE, Format, detect_source
 from furcate.heads.formats.shipment import Shipment, Written
@@ -71,13 +71,17 @@ def read_head(
     draft_vocab: int | None = None,
     *,
     fingerprint: str | None = None,
+    most: int | None = None,
 ) -> Head:
     """A head of any format, frozen, in the target's dtype and on its device.
 
-    Args and errors: as `store.load_head`; Unsupported for formats that are not read.
+    Args and errors: as `store.load_head`; Unsupported for formats that are not read. `most` is how
+    many tokens are enough where `draft_vocab` is open; heads that cannot score fewer ignore it.
     """
     _, held = open_head(directory, target.spec)
     check_fingerprint(held, fingerprint)
+    if draft_vocab is None and most is not None and can_score(held, most):
+        draft_vocab = most
     return build(held, target, draft_vocab)
 
 
