@@ -67,7 +67,7 @@ class DraftFlags:
         int | None,
         Option(
             help="Tokens that a head may propose: the target's most frequent ones.",
-            show_default="the head's own",
+            show_default="the head's own, on a CPU at most 8192",
             rich_help_panel=_DRAFT,
         ),
     ] = None

@@ -169,7 +169,7 @@ def _product(
         if norm_ptr is not None:
             exact_MK = x_MK.to(tl.float32)
             square_MK += exact_MK * exact_MK
-            # a power of two rounds nothing, and keeps float16 from overflowing
+            # a power of two rounds nothing but subnormals, and keeps float16 from overflowing
             scaled_MK = norm_MK.to(tl.float32) * 0.0625
             x_MK = (exact_MK * scaled_MK).to(x_ptr.dtype.element_ty)
             next_K = (start + K + k_K < I)[None, :]
