@@ -146,7 +146,8 @@ class EngineOptions(_Options):
     `kv_tokens` is the room of the paged cache in tokens, `prefill_chunk` the most prompt tokens
     scored in one pass, `max_batch` the most requests decoded together. On a GPU the engine holds at
     most the share `gpu_memory_utilization` of its memory, weights included; without `kv_tokens` the
-    cache takes what is left of it, if there is use for so much. There rounds are recorded
+    cache takes what is left of it, if there is use for so much. `engines` are to live side by side
+    on the same weights, and share what is left evenly. On a GPU rounds are recorded
     as CUDA graphs and replayed; with `graphs` false every kernel is launched anew, as on a CPU.
     With `batch_invariant`, on a GPU only, what the model makes of a token is the same bit for bit
     whatever else is scored beside it; it costs speed.
@@ -161,6 +162,7 @@ class EngineOptions(_Options):
     prefill_chunk: Annotated[Whole, Field(ge=1, le=65536)] = 256
     reuse_prefix: Flag = True
     gpu_memory_utilization: Annotated[Finite, Field(gt=0, le=1)] = 0.9
+    engines: Annotated[Whole, Field(ge=1)] = 1
     graphs: Flag = True
     batch_invariant: Flag = False
 

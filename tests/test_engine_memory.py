@@ -213,10 +213,32 @@ def test_a_share_is_above_0_and_at_most_1(share: Any) -> None:
     assert caught.value.field == "gpu_memory_utilization"
 
 
-def test_two_engines_side_by_side_halve_the_share() -> None:
+def test_two_engines_side_by_side_share_what_the_weights_leave() -> None:
+    asked, total = demand(), 80 * GIB
+    weights = asked.least.weights + asked.least.draft_weights
+    device = Device(total - weights, total)
     flags = TargetFlags(gpu_memory_utilization=0.8)
-    assert flags.engine_options().gpu_memory_utilization == 0.8
-    assert flags.engine_options(engines=2).gpu_memory_utilization == 0.4
+    alone, twin = (
+        flags.engine_options(max_batch=1000),
+        flags.engine_options(engines=2, max_batch=1000),
+    )
+    pages = [pages_for(options, asked, device, 8192) for options in (alone, twin)]
+    held = [asked.with_pages(number).total - weights for number in pages]
+    assert held[1] == pytest.approx(held[0] / 2, rel=1e-3)
+    both = weights + 2 * held[1]
+    assert 0.79 * total < both <= 0.8 * total
+
+
+def test_weights_above_half_the_share_leave_room_for_two_engines() -> None:
+    asked = demand()
+    heavy = replace(asked, least=replace(asked.least, weights=40 * GIB, draft_weights=0))
+    assert heavy.room(Device(24 * GIB, 64 * GIB), 0.9, 2) > 8192 > 0
+    assert heavy.room(Device(24 * GIB, 64 * GIB), 0.45) < 0
+
+
+def test_a_share_above_1_is_refused_for_two_engines_too() -> None:
+    with pytest.raises(BadRequest, match="gpu_memory_utilization"):
+        TargetFlags(gpu_memory_utilization=1.9).engine_options(engines=2)
 
 
 @pytest.mark.parametrize("where", ["loading", "building", "a round"])

@@ -194,3 +194,12 @@ def test_a_mistake_is_one_line_and_no_traceback(flag: str, tmp_path: Path) -> No
     assert told.output.startswith("error: ")
     assert told.output.count("\n") == 1
     assert "Traceback" not in told.output
+
+
+def test_auto_is_judged_as_the_dtype_that_it_stands_for() -> None:
+    assert run_of("smollm2-135m", torch.device("cpu"), "auto", 8, "c").dtype == "float32"
+
+
+def test_a_word_that_is_no_dtype_is_refused() -> None:
+    with pytest.raises(BadRequest, match="unknown dtype"):
+        run_of("smollm2-135m", torch.device("cpu"), "float", 8, "c")

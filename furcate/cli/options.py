@@ -66,7 +66,7 @@ class TargetFlags:
     def engine_options(self, *, engines: int = 1, **more: Any) -> EngineOptions:
         """As the engine takes them; `more` are options that one command sets by itself.
 
-        `engines` are to live side by side: each may hold its part of a GPU's share.
+        `engines` are to live side by side, on the same weights.
         """
         return EngineOptions(
             dtype=self.dtype,  # type: ignore[arg-type]  # pydantic judges the word
@@ -74,7 +74,8 @@ class TargetFlags:
             max_context=self.max_context,
             kv_tokens=self.kv_tokens,
             batch_invariant=self.batch_invariant,
-            gpu_memory_utilization=self.gpu_memory_utilization / engines,
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            engines=engines,
             **more,
         )
 

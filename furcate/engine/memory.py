@@ -107,13 +107,14 @@ class Demand:
             draft_kv=least.draft_kv + pages * self.draft_page,
         )
 
-    def room(self, device: Device, share: float) -> int:
-        """Tokens there is room for where the engine may hold this share of the device.
+    def room(self, device: Device, share: float, engines: int = 1) -> int:
+        """Tokens there is room for where `engines` on the same weights may hold this share.
 
         Weights are loaded already; what others hold is not free. Negative where nothing fits.
         """
         weights = self.least.weights + self.least.draft_weights
-        allowed = min(int(share * device.total) - weights, int(share * device.free))
+        part = (int(share * device.total) - weights) // engines
+        allowed = min(part, int(share * device.free))
         left = allowed - (self.least.total - weights)
         return left // (self.page + self.draft_page) * self.page_size
 
@@ -159,14 +160,14 @@ def pages_for(options: EngineOptions, demand: Demand, device: Device, context: i
     """Pages of the pool on a GPU: as many as asked for, or as there is use and room for.
 
     Args:
-        options: `kv_tokens`, `gpu_memory_utilization`, `max_batch` and `page_size` count.
+        options: `kv_tokens`, `gpu_memory_utilization`, `engines`, `max_batch`, `page_size` count.
         context: most tokens of a request.
 
     Raises:
         BadRequest: the pool that was asked for does not fit, or one request does not.
     """
     share = options.gpu_memory_utilization
-    room = demand.room(device, share)
+    room = demand.room(device, share, options.engines)
     wanted = options.kv_tokens
     if wanted is not None and wanted > room:
         raise BadRequest(
