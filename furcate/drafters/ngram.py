@@ -74,7 +74,8 @@ class NgramDrafter:
         chains = self._chains(view)
         tag_BMD = self.rates.tags(_evidence(chains))
         # a chain's node may be another chain's: the path runs through the nodes that stand for it
-        step_BMD = self.rates.log()[tag_BMD].gather(1, chains.first_BMD)
+        log_BK = self.rates.log(view.law.temperature_B)
+        step_BMD = log_BK.gather(1, tag_BMD.flatten(1)).view_as(tag_BMD).gather(1, chains.first_BMD)
         value_BMD = torch.where(chains.alive_BMD, step_BMD.cumsum(2), -torch.inf)
         level_D = torch.arange(self.depth, device=value_BMD.device)
         parent_BMD = pad(chains.first_BMD[..., :-1] * self.depth + level_D[:-1], (1, 0), value=-1)

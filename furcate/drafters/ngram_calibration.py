@@ -19,6 +19,13 @@ PRIOR_WEIGHT = 16.0  # tried nodes that the prior is worth
 DECAY = 0.98  # of the counts, per round: what was learned 34 rounds ago counts half
 HIGHEST = 0.995  # so that a child's value stays strictly below its parent's
 
+# The prior is of greedy answers. At a temperature T it is raised to 1 + HEAT * T^4: a drawn token
+# follows an older text less often, and least where the match is weak. On 32 answers of the target
+# to prompts of its own at each temperature the likeliest powers were 1.1 at 0.7, 1.3 at 1 and 1.8
+# at 1.2, where the prior itself promised 492 nodes and 196 came.
+HEAT = 0.35
+HOTTEST = 2.0  # temperatures above are alike
+
 # Columns: context length, that is the tokens that match plus the levels above the node, from
 LENGTHS = (1, 2, 3, 4, 5, 7, 10, 16)
 # Rows: see `_standing`. Fitted on greedy answers of SmolLM2-135M-Instruct to 16 prompts written for
@@ -71,14 +78,16 @@ class Rates:
         column_BMD = torch.bucketize(context_BMD, self._edges, right=True)
         return _standing(evidence) * len(LENGTHS) + column_BMD
 
-    def rate(self) -> Tensor:
-        """Posterior mean of each cell's rate: float32 [K]."""
-        rate_K = (PRIOR_WEIGHT * self._prior_K + self.right_K) / (PRIOR_WEIGHT + self.tried_K)
-        return rate_K.clamp_max(HIGHEST)
+    def rate(self, temperature_B: Tensor) -> Tensor:
+        """Posterior mean of each cell's rate for requests of these temperatures: float32 [B, K]."""
+        power_B1 = 1 + HEAT * temperature_B.clamp_max(HOTTEST).pow(4)[:, None]
+        prior_BK = self._prior_K.pow(power_B1)
+        rate_BK = (PRIOR_WEIGHT * prior_BK + self.right_K) / (PRIOR_WEIGHT + self.tried_K)
+        return rate_BK.clamp_max(HIGHEST)
 
-    def log(self) -> Tensor:
-        """log of `rate`: float32 [K], below 0."""
-        return self.rate().log()
+    def log(self, temperature_B: Tensor) -> Tensor:
+        """log of `rate`: float32 [B, K], below 0."""
+        return self.rate(temperature_B).log()
 
     def update(self, tag_BR: Tensor, judged: Judged) -> None:
         """Count one round; counts fade, so a rate that fell too low to draft comes back."""
