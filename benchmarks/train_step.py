@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from targets import OWN, SPECS
 
 from furcate.heads.build import new_head
 from furcate.models.decoder import Decoder
-from furcate.models.spec import DecoderSpec, RopeSpec
 from furcate.train.batches import Batch, lay_out
 from furcate.train.corpus import Conversation, Kind, Part
 from furcate.train.learner import Learner
@@ -32,20 +32,6 @@ from furcate.train.shapes import KINDS, Shape, plans
 from furcate.train.start import start
 from furcate.train.step import Lessons
 
-SMOLLM2 = DecoderSpec(
-    vocab_size=49152,
-    hidden_size=576,
-    intermediate_size=1536,
-    num_layers=30,
-    num_heads=9,
-    num_kv_heads=3,
-    head_dim=64,
-    rms_norm_eps=1e-5,
-    max_position=8192,
-    rope=RopeSpec(theta=100000.0),
-    rope_layers=(True,) * 30,
-    tied_embeddings=True,
-)
 LENGTHS, QUESTION = (100, 1000), 0.2  # of a conversation; share of it that is no answer
 
 
@@ -153,11 +139,11 @@ def main() -> None:
     asked = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    target = Decoder(SMOLLM2, dtype, device).requires_grad_(False)
+    target = Decoder(SPECS[OWN], dtype, device).requires_grad_(False)
     for name, weight in target.named_parameters():
         weight.fill_(1.0) if "norm" in name else weight.normal_(0, 0.05)
     recipe = Recipe(
-        plans(asked.heads, SMOLLM2, Shape(steps=asked.unroll, medusa_layers=2)),
+        plans(asked.heads, SPECS[OWN], Shape(steps=asked.unroll, medusa_layers=2)),
         minutes=1.0,
         batch_tokens=asked.tokens,
         loss_vocab=asked.loss_vocab,
@@ -165,7 +151,7 @@ def main() -> None:
         optimizer=asked.optimizer,
         compile=asked.compile,
     )
-    talks = conversations(asked.tokens, SMOLLM2.vocab_size, np.random.default_rng(0))
+    talks = conversations(asked.tokens, SPECS[OWN].vocab_size, np.random.default_rng(0))
     batch = lay_out(talks, recipe.lookahead, device)
     lessons = lessons_of(recipe, target, batch)
     whole_steps(lessons, talks, recipe, 3)

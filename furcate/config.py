@@ -107,10 +107,11 @@ class DraftOptions(_Options):
 
     For drafters with a network of their own: `tree` is "dynamic", or a tree of fixed ranks as a
     list of rank paths (Medusa's `medusa_choices`) or a JSON file with one; `draft_vocab` the tokens
-    that a head may propose; `beta` and `sigma` replace what calibration says of all depths. With
-    `entropy_children` = k a node has at most 1 + ceil(k * (exp(H) - 1)) children, H being the
-    entropy of its law; `value_threshold` drops nodes that are accepted less often, and with
-    `entropy_gate` = g the children of nodes whose value * (1 - sqrt(g * H)) is below it.
+    that a head may propose (None: its own, on a CPU at most 8192); `beta` and `sigma` replace what
+    calibration says of all depths. With `entropy_children` = k a node has at most
+    1 + ceil(k * (exp(H) - 1)) children, H being the entropy of its law; `value_threshold` drops
+    nodes that are accepted less often, and with `entropy_gate` = g the children of nodes whose
+    value * (1 - sqrt(g * H)) is below it.
     """
 
     num_draft_tokens: Annotated[Whole, Field(ge=0, le=256)] | None = None
@@ -144,13 +145,15 @@ class EngineOptions(_Options):
     """How an engine runs. `None` leaves the choice to the engine.
 
     `kv_tokens` is the room of the paged cache in tokens, `prefill_chunk` the most prompt tokens
-    scored in one pass, `max_batch` the most requests decoded together. On a GPU the engine holds at
-    most the share `gpu_memory_utilization` of its memory, weights included; without `kv_tokens` the
-    cache takes what is left of it, if there is use for so much. `engines` are to live side by side
-    on the same weights, and share what is left evenly. On a GPU rounds are recorded
-    as CUDA graphs and replayed; with `graphs` false every kernel is launched anew, as on a CPU.
-    With `batch_invariant`, on a GPU only, what the model makes of a token is the same bit for bit
-    whatever else is scored beside it; it costs speed.
+    scored in one pass, `max_batch` the most requests decoded together.
+
+    On a GPU the engine holds at most the share `gpu_memory_utilization` (None: 0.9) of its memory,
+    weights included; without `kv_tokens` the cache takes what is left of it, if there is use for so
+    much. `engines` are to live side by side on the same weights, and share what is left evenly.
+    Rounds are recorded as CUDA graphs and replayed; with `graphs` false every kernel is launched
+    anew, as on a CPU. With `batch_invariant` what the model makes of a token is the same bit for
+    bit whatever else is scored beside it; it costs speed. A share and `batch_invariant` are refused
+    on a CPU.
     """
 
     dtype: Literal["auto", "float64", "float32", "bfloat16", "float16"] = "auto"
@@ -161,7 +164,7 @@ class EngineOptions(_Options):
     max_batch: Annotated[Whole, Field(ge=1, le=1024)] = 8
     prefill_chunk: Annotated[Whole, Field(ge=1, le=65536)] = 256
     reuse_prefix: Flag = True
-    gpu_memory_utilization: Annotated[Finite, Field(gt=0, le=1)] = 0.9
+    gpu_memory_utilization: Annotated[Finite, Field(gt=0, le=1)] | None = None
     engines: Annotated[Whole, Field(ge=1)] = 1
     graphs: Flag = True
     batch_invariant: Flag = False

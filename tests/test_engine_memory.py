@@ -206,6 +206,12 @@ def test_a_cpu_states_nothing() -> None:
     assert built.memory is None and backend_json(built)["memory"] is None
 
 
+def test_a_share_of_a_gpu_is_refused_on_a_cpu() -> None:
+    options = EngineOptions(gpu_memory_utilization=0.5)
+    with pytest.raises(Unsupported, match="gpu_memory_utilization"):
+        build(decoder(), tokenizer(), "off", options, DraftOptions())
+
+
 @pytest.mark.parametrize("share", [0, -0.1, 1.01, float("nan"), "0.5", True])
 def test_a_share_is_above_0_and_at_most_1(share: Any) -> None:
     with pytest.raises(BadRequest) as caught:
@@ -232,7 +238,7 @@ def test_two_engines_side_by_side_share_what_the_weights_leave() -> None:
 def test_weights_above_half_the_share_leave_room_for_two_engines() -> None:
     asked = demand()
     heavy = replace(asked, least=replace(asked.least, weights=40 * GIB, draft_weights=0))
-    assert heavy.room(Device(24 * GIB, 64 * GIB), 0.9, 2) > 8192 > 0
+    assert heavy.room(Device(24 * GIB, 64 * GIB), 0.9, 2) > 8192
     assert heavy.room(Device(24 * GIB, 64 * GIB), 0.45) < 0
 
 

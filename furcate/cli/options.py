@@ -50,10 +50,13 @@ class TargetFlags:
         Option(help="Room of the KV cache in tokens, all requests.", rich_help_panel=_TARGET),
     ] = None
     gpu_memory_utilization: Annotated[
-        float,
-        Option(help="Share of a GPU's memory to hold, weights included.", rich_help_panel=_TARGET),
-    ] = 0.9
-
+        float | None,
+        Option(
+            help="Share of a GPU's memory to hold, weights included.",
+            show_default="0.9",
+            rich_help_panel=_TARGET,
+        ),
+    ] = None
     batch_invariant: Annotated[
         bool,
         Option(

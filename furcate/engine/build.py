@@ -45,6 +45,12 @@ __all__ = ["Built", "build", "device_of", "dtype_of", "load"]
 
 DEFAULT_KV_TOKENS = 32768  # on the CPU untouched pages cost nothing
 DEFAULT_NODES = 63
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 LEAST_CAPABILITY = (8, 0)  # of a GPU: what Triton and bfloat16 need
 
 
@@ -119,6 +125,10 @@ def _build(
     sizing = partial(_sizes, setting, options, context)
     pages, memory = _default_pages(options, context), None
     device = device_memory(decoder.device)
+    if device is None and options.gpu_memory_utilization is not None:
+        share = options.gpu_memory_utilization
+        hint = "leave it out; kv_tokens sizes the cache"
+        raise Unsupported("needs a GPU", field="gpu_memory_utilization", value=share, hint=hint)
     if device is not None:
         demand = _demand(setting, options, recipe(1), sizing)
         pages = pages_for(options, demand, device, context)
@@ -268,11 +278,16 @@ def _dotted(capability: tuple[int, int]) -> str:
 
 
 def dtype_of(name: str, device: torch.device) -> torch.dtype:
-    """The dtype an option names; "auto" is float32 on a CPU and bfloat16 on a GPU."""
+    """The dtype an option names; "auto" is float32 on a CPU and bfloat16 on a GPU.
+
+    Raises BadRequest for any other word.
+    """
     if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
-    known: torch.dtype = getattr(torch, name)
-    return known
+    if name not in DTYPES:
+        hint = f"known: auto, {', '.join(DTYPES)}"
+        raise BadRequest("unknown dtype", field="dtype", value=name, hint=hint)
+    return DTYPES[name]
 
 
 def _context(options: EngineOptions, trained: int) -> int:

@@ -25,6 +25,7 @@ class Flight:
 
     players: list[Request]
     batch: Batch
+    began: float  # when it was launched, by `time.perf_counter`
     outcome: Outcome
     timed: bool = True  # how long it takes tells of its kind
     held: list[int] = field(default_factory=list)  # pages of those who have ended meanwhile

@@ -22,10 +22,10 @@ from furcate.engine.player import Eager, Outcome, Played
 from furcate.engine.round import Batch, Round
 from furcate.verify.law import Needs
 
-__all__ = ["CudaRecorder", "Graphs", "Kind", "Recorder"]
+__all__ = ["MOST_RECORDINGS", "CudaRecorder", "Graphs", "Kind", "Recorder"]
 
 _LEAST_COLUMNS = 512
-_MOST = 128  # recordings; further kinds are launched
+MOST_RECORDINGS = 128  # recordings; further kinds are launched
 _WARM_UP = 2  # plays before a recording, in which kernels are compiled and workspaces made
 
 
@@ -146,8 +146,9 @@ class Graphs:
         """Record a kind of round, or note why that cannot be done."""
         if kind.name in self.played.refused:
             return None
-        if len(self._recordings) >= _MOST:
-            self.played.refused[kind.name] = f"{_MOST} kinds of rounds are recorded already"
+        if len(self._recordings) >= MOST_RECORDINGS:
+            what = f"{MOST_RECORDINGS} kinds of rounds are recorded already"
+            self.played.refused[kind.name] = what
             return None
         try:
             recording = self._record(kind)

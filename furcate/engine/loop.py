@@ -57,7 +57,7 @@ class Loop:
         self.flights = Flights(self.scheduler.book.pool, self.state.shape.levels)
         self._lineup = Lineup(self.limits.vocab, self.scheduler.book.page_size)
         self._catch_up = CatchUp(self.round, self.limits.vocab)
-        self._since = 0.0  # from when on the time counts for the next round that is read
+        self._ended = 0.0  # when the last round that was read was over
         self._news = False  # gains have come that no draft was judged by yet
         self._answers: dict[Request, Answer] = {}
         self._outbox: list[Piece] = []
@@ -101,7 +101,6 @@ class Loop:
         Whatever goes wrong in a pass ends the requests it was for with "error", since device and
         host may no longer agree on them, and is raised; the others can go on.
         """
-        self._since = time.perf_counter()
         if self.scheduler.newcomers:
             self._land()
         for request in self.scheduler.admit():
@@ -114,6 +113,9 @@ class Loop:
             with self._ending([chunk.request]):
                 self._prefill(chunk)
         players = self.scheduler.decoding()
+        if self._first_draft(players):
+            self._land()
+            players = self.scheduler.decoding()
         if players:
             with self._ending(players):
                 self._decode(players)
@@ -167,11 +169,11 @@ class Loop:
         """Launch one round of everybody whose prompt is scored.
 
         The gains are those of the rounds that are read: behind a round in flight the rows are
-        chosen by the draft before the one that they will score.
+        chosen by the draft before the one that they will score. The first draft after a rest has
+        none before it, and is waited for.
         """
         needs = needs_of([request.ask.params for request in players], self.limits.vocab)
-        rows = self.budget.rows(needs, [request.gains for request in players])
-        self._since = time.perf_counter()
+        rows = self.budget.rows(needs, self._gains(players))
         if not (self.flights and self.scheduler.reserve_ahead(rows, self.flights.unread)):
             self._land()  # running ahead gives way before speculation does
             players, rows = self.scheduler.reserve(rows, self._preempted)
@@ -181,11 +183,22 @@ class Loop:
             self.state.set_pages(request.slot, request.pages.numbers)
         batch = self._lineup.of(players, rows, needs, self.flights.unread)
         batch = replace(batch, propose=self._asks(players, rows))
-        known = len(self.player.played.recorded)
-        flight = Flight(players, batch, self.player.launch(batch))
+        known, began = len(self.player.played.recorded), time.perf_counter()
+        flight = Flight(players, batch, began, self.player.launch(batch))
         self.flights.launched(flight)
         if len(self.player.played.recorded) > known:  # the time is that of the recording
             self.flights.disturbed()
+
+    def _first_draft(self, players: list[Request]) -> bool:
+        """Whether the draft in flight is the first after a rest, of which no gains are known."""
+        drafts = self.budget.most_nodes > 0 and self.flights.asked
+        return drafts and not any(request.gains for request in players)
+
+    def _gains(self, players: list[Request]) -> list[list[float]]:
+        """What the next drafts promise; nothing behind a round that has not asked for any."""
+        if self.flights and not self.flights.asked:
+            return [[] for _ in players]
+        return [request.gains for request in players]
 
     def _land(self, left: int = 0) -> None:
         """Read the oldest rounds until no more than `left` are in flight."""
@@ -204,10 +217,13 @@ class Loop:
 
     @torch.inference_mode()
     def _read(self, flight: Flight) -> None:
-        """Wait for a round; whoever took part and is still there takes what came of it."""
+        """Wait for a round; whoever took part and is still there takes what came of it.
+
+        It has taken the time from its launch, or from the end of the one ahead of it, to its end.
+        """
         emitted, batch = flight.outcome(), flight.batch
-        began, self._since = self._since, time.perf_counter()
-        seconds = self._since - began
+        began, self._ended = max(flight.began, self._ended), time.perf_counter()
+        seconds = self._ended - began
         told = emitted.told()
         there = [b for b, r in enumerate(flight.players) if r.phase is Phase.DECODE]
         if there and flight.timed and self.budget.adaptive:

@@ -14,6 +14,7 @@ import torch
 
 from furcate.config import EngineOptions
 from furcate.drafters.footprint import Footprint
+from furcate.engine.graphs import MOST_RECORDINGS
 from furcate.engine.state import MAX_STOP_IDS, StateShape
 from furcate.errors import BadRequest
 from furcate.kv.cache import CacheShape
@@ -21,14 +22,14 @@ from furcate.models.spec import DecoderSpec
 
 __all__ = ["Demand", "Device", "Memory", "Running", "Sizes", "demand_of", "named", "pages_for"]
 
+DEFAULT_SHARE = 0.9  # of a GPU's memory
 _GIB = 2**30
 # What the matrix library keeps for every stream that multiplies (cuBLAS on compute capability 9)
 _LIBRARY = 32 * 2**20
 # Recordings share one pool as large as the largest round; the plays before each recording run on
 # a stream of their own, which keeps as much for itself
 _COPIES = 2
-# What the driver keeps for the launches of one recording, and how many are in use together
-_RECORDING, _RECORDINGS = 2**20, 32
+_RECORDING = 2**20  # what the driver keeps for the launches of one recording
 # Bytes that a score takes beside the network's own once a law is more than noise: a copy in
 # float32 where a kernel knows such laws; else copies, masks, keys and random words
 _LAWFUL = {"triton": 4, "torch": 64}
@@ -143,7 +144,7 @@ def demand_of(
     draft_page = drafter.slot * shape.page_size
     round_ = _round(spec, dtype, sizes, running) + drafter.work
     passes = sizes.chunk * _pass_row(spec, dtype, sizes.features)
-    recorded = _COPIES * (round_ + _LIBRARY) + _RECORDINGS * _RECORDING
+    recorded = _COPIES * (round_ + _LIBRARY) + MOST_RECORDINGS * _RECORDING
     least = Memory(
         weights=sum(weights.values()),
         draft_weights=own,
@@ -166,7 +167,7 @@ def pages_for(options: EngineOptions, demand: Demand, device: Device, context: i
     Raises:
         BadRequest: the pool that was asked for does not fit, or one request does not.
     """
-    share = options.gpu_memory_utilization
+    share = options.gpu_memory_utilization or DEFAULT_SHARE
     room = demand.room(device, share, options.engines)
     wanted = options.kv_tokens
     if wanted is not None and wanted > room:
@@ -228,7 +229,7 @@ def _round(spec: DecoderSpec, dtype: torch.dtype, sizes: Sizes, running: Running
     score = dtype.itemsize + _LAWFUL[running.kernels]
     told = batch * sizes.state.levels * _LOGPROB
     columns = batch * (sizes.state.context + sizes.rows) * 8  # the tokens that a round looks at
-    per_score = spec.vocab_size * (rows * score + told)
+    per_score = spec.vocab_size * (rows * score + told + batch * _OPTION)  # options of who plays
     return rows * _pass_row(spec, dtype, sizes.features) + per_score + columns
 
 

@@ -57,7 +57,6 @@ __all__ = [
 ALLOWED = 1 / 20_000  # differences a token, all of them rounding ties
 ENOUGH = 60_000  # tokens; fewer are no evidence
 PER_STREAM = 32  # tokens; the whole grid has ENOUGH even if laws with stop ids end early
-DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 EXACT = ("float32", "float64")  # dtypes in which TIE is what rounding can do
 GAPS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0)  # bounds of a histogram
 FREQUENT = (",", ".", " the", " a", "\n")  # texts whose tokens end the streams with min_tokens
@@ -149,20 +148,12 @@ def run_of(
     return Run(
         target=target,
         device=device.type,
-        dtype=_named(dtype, device),
+        dtype=str(dtype_of(dtype, device)).removeprefix("torch."),
         max_tokens=max_tokens,
         commit=named_commit or commit(),
         grid=_hash(grid.encode()),
         code=_hash(code),
     )
-
-
-def _named(dtype: str, device: torch.device) -> str:
-    """The dtype that a word stands for: rules for rounding ties go by it."""
-    if dtype not in DTYPES:
-        known = ", ".join(DTYPES)
-        raise BadRequest("unknown dtype", field="dtype", value=dtype, hint=f"known: {known}")
-    return str(dtype_of(dtype, device)).removeprefix("torch.")
 
 
 def record_of(run: Run, device: torch.device, parts: Sequence[Part]) -> dict[str, Any]:
