@@ -20,7 +20,7 @@ class Floor:
     @classmethod
     def of(cls, top: Mapping[str, float]) -> Floor:
         """From measured ceilings."""
-        return cls(top["copy_gb_per_s"] * 1e6, top["bf16_tflop_per_s"] * 1e9)
+        return cls(top["memory_gb_per_s"] * 1e6, top["bf16_tflop_per_s"] * 1e9)
 
     def ms(self, moved: float, operations: float) -> float:
         """Whichever of the two takes longer."""

@@ -65,18 +65,22 @@ def buffers_for(size: int, device: torch.device) -> int:
 def ceilings(device: torch.device, *, tiny: bool) -> dict[str, float]:
     """Of this device, now.
 
-    Bytes read and written by a large copy, a large product in bf16, and the smallest kernel there
-    is, one behind the other in a graph.
+    Bytes read by a large sum, read and written by a large copy, and whichever of the two is more;
+    a large product in bf16; and the smallest kernel there is, one behind the other in a graph.
     """
     count, side = (1 << 20, 256) if tiny else (1 << 30, 8192)
     source = torch.randn(count // 4, device=device)
     target = torch.empty_like(source)
     copy_ms = median_ms(lambda: target.copy_(source), device)
+    sum_ms = median_ms(lambda: source.view(-1, 1 << 12).sum(1), device)
+    copy, read = 2 * source.nbytes / copy_ms / 1e6, source.nbytes / sum_ms / 1e6
     a, b = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in "ab")
     product_ms = median_ms(lambda: a @ b, device)
     one = torch.zeros(1, device=device)
     return {
-        "copy_gb_per_s": 2 * source.nbytes / copy_ms / 1e6,
+        "copy_gb_per_s": copy,
+        "read_gb_per_s": read,
+        "memory_gb_per_s": max(copy, read),
         "bf16_tflop_per_s": 2 * side**3 / product_ms / 1e9,
         "smallest_kernel_us": median_ms(lambda: one.add_(1), device) * 1e3,
     }

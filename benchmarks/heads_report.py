@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from walks import births
 
-from furcate.errors import BadFile
 from furcate.files import write_json
 from furcate.tune.walk import Walk, bootstrap, depth_rates, walk
 
@@ -33,26 +33,26 @@ def main() -> None:
     """Write one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("walks", type=Path, help="the folder that heads_walk.py wrote")
+    parser.add_argument("--only", nargs="+", default=["*"], help="names of files, as patterns")
     parser.add_argument("--nodes", type=int, nargs="+", default=list(NODES))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--plot", type=Path)
     asked = parser.parse_args()
-    births = [json.loads(file.read_text()) for file in sorted(asked.walks.glob("birth*.json"))]
-    if not births:
-        raise BadFile("holds no walks", field=str(asked.walks))
+    found = births(asked.walks)
     record: dict[str, Any] = {
         "what": "tokens per round (bonus included) of trees by their nodes, walked over recorded "
         "answers of the target",
-        **births[0],
-        "recorded_by": [birth["command"] for birth in births],
+        **found[0],
+        "recorded_by": [birth["command"] for birth in found],
         "command": "python " + " ".join(sys.argv),
         "settings": {},
     }
-    for file in sorted(asked.walks.glob("*_t*.npz")):
+    for file in sorted({file for one in asked.only for file in asked.walks.glob(f"{one}_t*.npz")}):
         temperature = file.stem.split("_t")[1].split("_")[0]
         streams = json.loads((asked.walks / f"t{temperature}_streams.json").read_text())
         for depth, ranks in np.load(file).items():
-            record["settings"][f"{file.stem}_{depth}"] = _setting(streams, ranks, asked.nodes)
+            if depth.startswith("depth"):
+                record["settings"][f"{file.stem}_{depth}"] = _setting(streams, ranks, asked.nodes)
     record["answers"] = len(streams)
     write_json(asked.out, record)
     if asked.plot is not None:

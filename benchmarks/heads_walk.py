@@ -5,7 +5,8 @@
 
 The answers are written by the target itself and kept in OUT, so that a second run replays the same
 ones. For every drafter, temperature and depth one array is kept: ranks by root and level, from
-which `benchmarks/heads_report.py` walks trees of any size.
+which `benchmarks/heads_report.py` walks trees of any size. With `--values` the values and depths of
+each root's best nodes are kept too, for `benchmarks/heads_pruning.py`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import argparse
 import json
 import sys
 import time
+from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from furcate.config import DraftOptions, EngineOptions, SamplingParams
 from furcate.engine.birth import birth
@@ -29,9 +32,11 @@ from furcate.models.load import load_decoder
 from furcate.models.zoo import resolve
 from furcate.text.tokenizer import Tokenizer, load_tokenizer
 from furcate.tune.answers import answers
+from furcate.tune.path_ranks import path_ranks
 from furcate.tune.replay import Replay, Stream
 
 STREAMS = "streams.json"
+BEST = 128  # nodes of a root whose values are kept
 
 
 def main() -> None:
@@ -79,22 +84,46 @@ def _ranks(
     )
     # only what is asked for: a drafter refuses options that it would ignore
     wished = {
-        "depth": max(asked.depth),
+        "depth": max(asked.depth) if asked.depth else None,
         "topk": asked.topk,
         "draft_vocab": asked.draft_vocab,
         "tree": asked.tree,
         "beta": asked.beta,
         "sigma": asked.sigma,
+        "value_threshold": asked.value_threshold,
+        "entropy_gate": asked.entropy_gate,
+        "entropy_children": asked.entropy_children,
+        "coupled": False if asked.uncoupled else None,
     }
     draft = DraftOptions(**{name: value for name, value in wished.items() if value is not None})
     replay = Replay(build(decoder, tokenizer, source, options, draft))
     depths = [depth for depth in asked.depth if depth <= replay.drafter.depth]
     depths = sorted({*depths, replay.drafter.depth})
-    parts: dict[int, list[np.ndarray]] = {depth: [] for depth in depths}
+    parts: dict[str, list[np.ndarray]] = defaultdict(list)
     for stream in streams:
-        for depth, ranks_TD in replay.ranks(stream, depths).items():
-            parts[depth].append(ranks_TD.numpy())
-    return {f"depth{depth}": np.concatenate(found) for depth, found in parts.items()}
+        for name, found in _looked(replay, stream, depths, asked.values).items():
+            parts[name] += found
+    return {name: np.concatenate(found) for name, found in parts.items()}
+
+
+@torch.inference_mode()
+def _looked(
+    replay: Replay, stream: Stream, depths: list[int], values: bool
+) -> dict[str, list[np.ndarray]]:
+    """What is kept of each batch of an answer's roots."""
+    parts: dict[str, list[np.ndarray]] = defaultdict(list)
+    for view, next_BD in replay.views(stream):
+        proposal = replay.drafter.propose(view)
+        for depth in depths:
+            found = path_ranks(proposal, next_BD, depth)[:, :depth]
+            parts[f"depth{depth}"].append(found.to(torch.int16).cpu().numpy())
+        if values:
+            value_BP, order_BP = proposal.value_BP.sort(dim=1, descending=True, stable=True)
+            best_BK, order_BK = value_BP[:, :BEST].exp(), order_BP[:, :BEST]
+            parts["values"].append(best_BK.half().cpu().numpy())
+            level_BK = proposal.depth_BP.gather(1, order_BK) * (best_BK > 0)
+            parts["levels"].append(level_BK.to(torch.int8).cpu().numpy())
+    return parts
 
 
 def _streams(
@@ -131,12 +160,17 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, action="append", help="may be given again")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--max-tokens", type=int, default=256)
-    parser.add_argument("--depth", type=int, nargs="+", default=[8])
+    parser.add_argument("--depth", type=int, nargs="+", default=[], help="else its own")
     parser.add_argument("--topk", type=int, help="rows that go on at a level; children of each")
     parser.add_argument("--draft-vocab", type=int)
     parser.add_argument("--tree", help="a static tree instead of a grown one")
     parser.add_argument("--beta", type=float)
     parser.add_argument("--sigma", type=float)
+    parser.add_argument("--value-threshold", type=float)
+    parser.add_argument("--entropy-gate", type=float)
+    parser.add_argument("--entropy-children", type=float)
+    parser.add_argument("--uncoupled", action="store_true", help="trees that know no noise")
+    parser.add_argument("--values", action="store_true", help="keep values of the best nodes too")
     parser.add_argument("--roots", type=int, default=256, help="roots of one pass")
     parser.add_argument("--write-batch", type=int, default=256)
     parser.add_argument("--suffix", default="", help="of the files, to keep settings apart")

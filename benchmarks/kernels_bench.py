@@ -50,8 +50,8 @@ class Bench:
         floor_us = self.top["smallest_kernel_us"]
         if moved:
             speed = moved / timing.ms / 1e6
-            row |= {"gb_per_s": speed, "share_of_copy": speed / self.top["copy_gb_per_s"]}
-            floor_us = max(floor_us, moved / self.top["copy_gb_per_s"] / 1e3)
+            row |= {"gb_per_s": speed, "share_of_memory": speed / self.top["memory_gb_per_s"]}
+            floor_us = max(floor_us, moved / self.top["memory_gb_per_s"] / 1e3)
         if work:
             speed = work / timing.ms / 1e9
             row |= {"tflop_per_s": speed, "share_of_product": speed / self.top["bf16_tflop_per_s"]}

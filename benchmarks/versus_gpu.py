@@ -107,11 +107,13 @@ def own_way(engine: Engine) -> Way:
 
 
 def compared(setting: Setting, ways: dict[str, Way], groups: Sequence[list[list[int]]]) -> Any:
-    """Every way over every group in turn; the first group also warms up, and then counts not."""
+    """Every way over every group in turn, behind a turn that only warms up: what is recorded or
+    compiled at its first use is there then. The first group only warms up."""
     found = {name: Found() for name in ways}
     for way in ways.values():
-        for tokens in (1, setting.tokens):
-            way(groups[0], tokens)
+        for group in groups:
+            for tokens in (1, setting.tokens):
+                way(group, tokens)
     for turn, group in enumerate(groups[1:]):
         order = list(ways)[turn % len(ways) :] + list(ways)[: turn % len(ways)]
         answers = {name: found[name].add(ways[name], group, setting.tokens) for name in order}

@@ -108,10 +108,11 @@ class DraftOptions(_Options):
     For drafters with a network of their own: `tree` is "dynamic", or a tree of fixed ranks as a
     list of rank paths (Medusa's `medusa_choices`) or a JSON file with one; `draft_vocab` the tokens
     that a head may propose (None: its own, on a CPU at most 8192); `beta` and `sigma` replace what
-    calibration says of all depths. With `entropy_children` = k a node has at most
-    1 + ceil(k * (exp(H) - 1)) children, H being the entropy of its law; `value_threshold` drops
-    nodes that are accepted less often, and with `entropy_gate` = g the children of nodes whose
-    value * (1 - sqrt(g * H)) is below it.
+    calibration says of all depths. With `coupled` false children are ranked without the noise that
+    the target will draw: fewer are accepted, which is what a comparison wants to know. With
+    `entropy_children` = k a node has at most 1 + ceil(k * (exp(H) - 1)) children, H being the
+    entropy of its law; `value_threshold` drops nodes that are accepted less often, and with
+    `entropy_gate` = g the children of nodes whose value * (1 - sqrt(g * H)) is below it.
     """
 
     num_draft_tokens: Annotated[Whole, Field(ge=0, le=256)] | None = None
@@ -124,6 +125,7 @@ class DraftOptions(_Options):
     value_threshold: Annotated[Finite, Field(ge=0, lt=1)] = 0.0
     entropy_children: Annotated[Finite, Field(ge=0)] | None = None
     entropy_gate: Annotated[Finite, Field(ge=0)] | None = None
+    coupled: Flag = True
     prompt_lookup_max: Annotated[Whole, Field(ge=1, le=16)] = 4
     prompt_lookup_min: Annotated[Whole, Field(ge=1, le=16)] = 1
     adaptive: Flag = True

@@ -223,3 +223,17 @@ def test_nobody_proposes_more_tokens_than_a_drafter_knows() -> None:
     for proposal in proposals(drafter):
         assert {token for path in paths_of(proposal) for token in path} <= set(SMALL_VOCAB)
     assert replace(habit, words=4) != habit
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "medusa"])
+def test_an_uncoupled_tree_does_not_know_the_noise(kind: str) -> None:
+    options = {"depth": 3, "topk": 8}
+
+    def paths(temperature: float, seed: int, **more: Any) -> dict[tuple[int, ...], float]:
+        drafter = around(network(kind), {**options, **more}, max_batch=1)
+        return paths_of(proposals(drafter, temperature=temperature, seed=seed)[0])
+
+    plain = paths(1.0, 3, coupled=False)
+    assert plain == paths(1.0, 4, coupled=False)  # the prompt is the same, the noise is not
+    assert paths(1.0, 3) != paths(1.0, 4)
+    assert paths(0.0, 3) == paths(0.0, 3, coupled=False)

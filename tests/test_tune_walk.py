@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,14 @@ import torch
 from furcate.kernels.draft import Proposal
 from furcate.kernels.select import select
 from furcate.tune.path_ranks import ABSENT, accepted_of, path_ranks
-from furcate.tune.walk import bootstrap, depth_rates, tokens_per_round, walk
+from furcate.tune.walk import (
+    bootstrap,
+    depth_rates,
+    gains,
+    tokens_per_round,
+    walk,
+    walk_together,
+)
 
 # root -> 5 (-1), 7 (-2); 5 -> 6 (-1.5), 8 (-3); 7 -> 6 (-2.5)
 POOL = Proposal(
@@ -75,3 +84,37 @@ def test_intervals_hold_the_mean_and_shrink_where_prompts_agree() -> None:
     assert found["same"].low == found["same"].high == found["same"].value == 2.0
     assert found["mixed"].low < found["mixed"].value < found["mixed"].high
     assert found["mean_over_categories"].value == pytest.approx((2 + 4 / 3) / 2)
+
+
+def test_a_gain_is_paired_prompt_by_prompt() -> None:
+    # prompts differ widely, and the better drafter has twice the tokens of every one of them
+    good = [walk(np.tile([0] * n, (12 * n, 1)), 1) for n in (1, 3, 1, 3)]
+    poor = [walk(np.full((len(w.roots_R) * 4, 1), ABSENT), 1) for w in good]
+    poor = [
+        replace(p, tokens=g.tokens, rounds=2 * g.rounds) for p, g in zip(poor, good, strict=True)
+    ]
+    found = gains({"a": good}, {"a": poor}, 200, np.random.default_rng(0))
+    assert found["a"] == found["all"]
+    assert found["a"].low == pytest.approx(1.0) and found["a"].high == pytest.approx(1.0)
+
+
+def test_a_gain_over_itself_is_none() -> None:
+    walks = [walk(np.array([[r], [0], [5]]), 1) for r in (0, 5, 0)]
+    found = gains({"a": walks, "b": walks}, {"a": walks, "b": walks}, 100, np.random.default_rng(1))
+    assert all(one.low == one.value == one.high == 0 for one in found.values())
+
+
+def test_trees_that_share_nodes_leave_them_to_the_sure_ones() -> None:
+    sure = np.tile([0, 1, 2], (8, 1)), np.tile([0.9, 0.8, 0.7, 0.6], (8, 1))
+    lost = np.full((2, 3), ABSENT), np.tile([0.1, 0.05, 0.02, 0.01], (2, 1))
+    both = walk_together([sure, lost], nodes=2)
+    # while both go on the sure one takes all four nodes; alone it has two
+    assert both[0].roots_R.tolist() == [0, 4] and both[1].rounds == 2
+    alone = walk_together([sure], nodes=2)
+    assert alone[0].roots_R.tolist() == walk(sure[0], 2).roots_R.tolist()
+
+
+def test_trees_of_equal_values_share_no_more_nodes_than_there_are() -> None:
+    same = np.tile([0, 1, 2], (3, 1)), np.full((3, 4), 0.5)
+    found = walk_together([same, same], nodes=1)
+    assert found[0].held_D.sum() + found[1].held_D.sum() <= 2 * max(w.rounds for w in found)

@@ -115,6 +115,16 @@ class DraftFlags:
             rich_help_panel=_DRAFT,
         ),
     ] = None
+    coupled: Annotated[
+        bool | None,
+        Option(
+            "--coupled/--uncoupled",
+            help="Heads and models, where sampling: rank guesses with the noise that the target "
+            "will draw, or without it, which accepts fewer.",
+            show_default="coupled",
+            rich_help_panel=_DRAFT,
+        ),
+    ] = None
     adaptive: Annotated[
         bool | None,
         Option(
@@ -183,6 +193,7 @@ class DraftFlags:
             "value_threshold": self.value_threshold,
             "entropy_children": self.entropy_children,
             "entropy_gate": self.entropy_gate,
+            "coupled": self.coupled,
             "adaptive": self.adaptive,
             "prompt_lookup_max": self.prompt_lookup_max,
             "prompt_lookup_min": self.prompt_lookup_min,

@@ -56,11 +56,13 @@ class Manner:
     calibration: Calibration = PRIOR
     pruning: Pruning = NO_PRUNING
     longest: int | None = None  # most nodes that a round may accept; None: as deep as it drafts
+    coupled: bool = True  # children are ranked with the target's own noise
 
     def grower(self, words: Vocabulary, device: torch.device, kernels: Kernels = TORCH) -> Grower:
         """The same at work on a device."""
         plausible = Plausible(self.calibration, device)
-        reader = Reader(words, plausible, kernels, entropy=self.pruning.asks_entropy)
+        asks = self.pruning.asks_entropy
+        reader = Reader(words, plausible, kernels, entropy=asks, coupled=self.coupled)
         return Grower(self.plan, reader, self.pruning)
 
 

@@ -10,7 +10,8 @@ __all__ = ["check_honoured"]
 _ALWAYS = {"num_draft_tokens", "adaptive"}
 _LOOKUP = {"prompt_lookup_max", "prompt_lookup_min"}
 _SIZES = {"depth", "topk"}
-_GROWTH = {"tree", "beta", "sigma", "value_threshold", "entropy_children", "entropy_gate"}
+_PRUNING = {"value_threshold", "entropy_children", "entropy_gate"}
+_GROWTH = {"tree", "beta", "sigma", "coupled"} | _PRUNING
 _HONOURED = {
     "off": _ALWAYS,
     "ngram": _ALWAYS | _SIZES | _LOOKUP,

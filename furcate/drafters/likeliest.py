@@ -43,21 +43,23 @@ class Reader:
     plausible: Plausible
     kernels: Kernels
     entropy: bool  # asked for
+    coupled: bool = True  # the target's noise is known to it
 
 
 def reading(reader: Reader, view: View, levels: int) -> Reading:
     """How scores are read in one round of `levels` levels.
 
-    A kernel knows neither bias nor allowed tokens; the law of a round with any is spelled out.
+    A kernel knows neither bias nor allowed tokens, and always draws the noise; the law of a round
+    with any of these, or of one that is not coupled, is spelled out.
     """
     head, law = reader.kernels.draft_head, view.law
-    if head is None or law.bias_BV is not None or law.allowed_BV is not None:
+    if not reader.coupled or head is None or law.bias_BV is not None or law.allowed_BV is not None:
         return _spelled_out(reader, view, levels)
     return _on_the_fly(reader, view, head)
 
 
 def _spelled_out(reader: Reader, view: View, levels: int) -> Reading:
-    noise_BDV = reader.words.noise(view, levels)
+    noise_BDV = reader.words.noise(view, levels) if reader.coupled else None
 
     def read(logits_BFV: Tensor, depth: int, count: int) -> Likeliest:
         noise_BV = None if noise_BDV is None else noise_BDV[:, depth - 1]

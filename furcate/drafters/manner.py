@@ -44,6 +44,7 @@ def manner_of(options: DraftOptions, habit: Habit, device: torch.device) -> Mann
             least=options.value_threshold,
         ),
         longest=habit.longest,
+        coupled=options.coupled,
     )
 
 

@@ -7,7 +7,7 @@ pages. Legend: B roots, W tokens of the stream, S pages, D levels, T roots of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,6 @@ from furcate.drafters.base import View
 from furcate.engine.build import Built
 from furcate.engine.target import Span, chain
 from furcate.errors import BadRequest
-from furcate.tune.path_ranks import path_ranks
 from furcate.verify.law import Law, Needs
 
 __all__ = ["Replay", "Stream"]
@@ -53,21 +52,6 @@ class Replay:
         self.batch = built.options.max_batch
         self.chunk = built.options.prefill_chunk
         self.device = built.round.state.device
-
-    @torch.inference_mode()
-    def ranks(self, stream: Stream, depths: Sequence[int]) -> dict[int, Tensor]:
-        """Rank of the target's token at each level below every root, int16 [T, D] on the host.
-
-        One entry for each of `depths`, the deepest level that trees of it have.
-        Raises BadRequest for a stream that does not fit the cache.
-        """
-        parts: dict[int, list[Tensor]] = {depth: [] for depth in depths}
-        for view, next_BD in self.views(stream):
-            proposal = self.drafter.propose(view)
-            for depth in depths:
-                found = path_ranks(proposal, next_BD, depth)[:, :depth]
-                parts[depth].append(found.to(torch.int16).cpu())
-        return {depth: torch.cat(found) for depth, found in parts.items()}
 
     @torch.inference_mode()
     def views(
