@@ -83,7 +83,8 @@ def filled(name: str, like: torch.Tensor) -> torch.Tensor:
 def engine_on(kernels: Kernels, decoder: Decoder, drafter: str, patch: Any) -> Engine:
     """An engine on these kernels, whatever the device."""
     patch.setattr(building, "kernels_of", lambda device, **_: kernels)
-    how = DraftOptions(**{**DRAFT, "depth": 2, "topk": 3, "num_draft_tokens": 7})
+    wide = {"depth": 3, "topk": 1} if drafter.endswith("chain") else {"depth": 2, "topk": 3}
+    how = DraftOptions(**{**DRAFT, **wide, "num_draft_tokens": 7})
     guess: Any = drafter
     if drafter.startswith("eagle3"):
         room = Room(3, 512 // 16, 16, VOCAB, DEVICE, kernels)
@@ -102,7 +103,7 @@ def answers(engine: Engine) -> list[Any]:
     return finished(engine, names)
 
 
-@pytest.mark.parametrize("drafter", ["off", "ngram", "eagle3", "eagle3 of some"])
+@pytest.mark.parametrize("drafter", ["off", "ngram", "eagle3", "eagle3 of some", "eagle3, a chain"])
 def test_triton_says_what_torch_says(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = target()
     with engine_on(TORCH, decoder, drafter, monkeypatch) as engine:

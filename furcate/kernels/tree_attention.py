@@ -68,8 +68,8 @@ class Sight:
 
     @property
     def write_T(self) -> Tensor:
-        """Slot of each row."""
-        return self.slot_BN[:, self.slot_BN.shape[1] - self.rows :].flatten()
+        """Slot of each row; entries lie dense, also where a request has a single row."""
+        return self.slot_BN[:, self.slot_BN.shape[1] - self.rows :].flatten().contiguous()
 
 
 @dataclass(frozen=True, slots=True)
