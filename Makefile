@@ -36,7 +36,7 @@ help:
 	@sed -n 's/^# \{0,1\}//; 1,/^$$/p' Makefile
 
 demo: $(BASE) model
-	@$(BIN)/furcate generate --compare --target $(MODEL) --temperature 0 --max-tokens 160 "$(PROMPT)"
+	@$(BIN)/furcate generate --compare --target $(MODEL) --drafter hybrid --temperature 0 --max-tokens 160 "$(PROMPT)"
 
 test: $(DEV) model
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

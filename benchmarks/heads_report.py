@@ -113,21 +113,54 @@ def _plot(record: dict[str, Any], path: Path) -> None:
         sys.stderr.write("no plot: matplotlib is not installed (pip install furcate[train])\n")
         return
     plt = import_module("matplotlib.pyplot")
-    figure, axes = plt.subplots(figsize=(7, 4.2))
-    for name, setting in record["settings"].items():
+    figure, (by_nodes, by_depth) = plt.subplots(1, 2, figsize=(11, 4.4), sharey=True)
+    depths = _by_depth(record["settings"])
+    drafters = sorted({name.partition("_t")[0] for name in depths})
+    temperatures = sorted({name.split("_t")[1].split("_")[0] for name in depths}, key=float)
+    for name, found in sorted(depths.items()):
+        if "_" in name.split("_t")[1]:  # recorded in another manner: for comparisons
+            continue
+        drafter, _, temperature = name.partition("_t")
+        shade = {
+            "color": f"C{temperatures.index(temperature)}",
+            "marker": "osD^vP*"[drafters.index(drafter) % 7],
+            "markersize": 4,
+        }
+        setting = found[max(found)]
         sizes = [int(count) for count in setting]
-        values = [setting[count]["tokens_per_round"] for count in setting]
-        axes.plot(sizes, [v["value"] for v in values], marker="o", label=name.replace("_", " "))
+        values = [one["tokens_per_round"] for one in setting.values()]
+        by_nodes.plot(sizes, [v["value"] for v in values], label=_spoken(name), **shade)
         lows, highs = [v["low"] for v in values], [v["high"] for v in values]
-        axes.fill_between(sizes, lows, highs, alpha=0.12)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, [str(size) for size in sizes])
-    axes.set_xlabel("drafted nodes (root excluded)")
-    axes.set_ylabel("tokens per round (bonus included)")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+        by_nodes.fill_between(sizes, lows, highs, alpha=0.12, color=shade["color"])
+        for count in ("16", "63") if len(found) > 1 else ():
+            across = [found[depth][count]["tokens_per_round"]["value"] for depth in sorted(found)]
+            label = f"{_spoken(name)}, {count} nodes"
+            line = "-" if count == "63" else "--"
+            by_depth.plot(sorted(found), across, line, label=label, **shade)
+    by_nodes.set_xscale("log", base=2)
+    by_nodes.set_xticks(sizes, [str(size) for size in sizes])
+    by_nodes.set_xlabel("drafted nodes (root excluded)")
+    by_nodes.set_ylabel("tokens per round (bonus included)")
+    by_depth.set_xlabel("levels of the tree")
+    for axes in (by_nodes, by_depth):
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7, ncols=2, framealpha=0.5)
     figure.tight_layout()
     figure.savefig(path)
+
+
+def _by_depth(settings: dict[str, Any]) -> dict[str, dict[int, Any]]:
+    """Settings by file and depth."""
+    found: dict[str, dict[int, Any]] = defaultdict(dict)
+    for name, setting in settings.items():
+        file, _, depth = name.rpartition("_depth")
+        found[file][int(depth)] = setting
+    return found
+
+
+def _spoken(name: str) -> str:
+    drafter, _, temperature = name.partition("_t")
+    return f"{drafter}, T = {temperature}"
 
 
 if __name__ == "__main__":

@@ -64,7 +64,8 @@ def main() -> None:
             )
             sys.stdout.flush()
     record = {"command": "python " + " ".join(sys.argv), **birth(device)}
-    write_json(asked.out / f"birth{asked.suffix}.json", record)
+    names = "-".join(drafter.partition("=")[0] for drafter in asked.drafter)
+    write_json(asked.out / f"birth_{names}{asked.suffix}.json", record)
 
 
 def _ranks(
