@@ -258,10 +258,10 @@ def test_a_level_of_a_draft_sees_what_it_is_told(
 
 
 def test_splits_fill_the_device_and_no_more() -> None:
-    assert splits_for(3, 8192) == 32
-    assert splits_for(24, 8192) == 5
-    assert splits_for(200, 1 << 20) == 1
-    assert splits_for(1, 300) == 1
+    assert splits_for(3, 8192) == 64
+    assert splits_for(24, 8192) == 11
+    assert splits_for(300, 1 << 20) == 1
+    assert splits_for(1, 200) == 1
 
 
 def test_the_comparison_can_fail() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -394,3 +394,19 @@ def test_on_a_gpu_both_records_are_those_of_the_device(dtype: torch.dtype) -> No
     alone = one_by_one(scorer)
     fresh = Scorer(decoder, INVARIANT, round_kernels.INVARIANT)
     assert torch.equal(fresh.score(Stretch(0, 0, STOP))[0], alone)
+
+
+def test_weights_that_torch_multiplies_faster_are_left_to_it_from_some_rows_on() -> None:
+    heard: list[str] = []
+    by_rows = ByRows(Named("few", heard), Named("many", heard), most=64)  # type: ignore[arg-type]
+
+    def asked(rows: int, outputs: int, inputs: int) -> str:
+        weight = torch.empty((outputs, inputs), dtype=torch.bfloat16, device="meta")
+        by = SimpleNamespace(weight=weight, bias=None, packed=None)
+        with torch.inference_mode():
+            by_rows.linear(torch.empty((rows, inputs), dtype=torch.bfloat16, device="meta"), by)
+        return heard[-1]
+
+    assert [asked(rows, 4096, 14336) for rows in (8, 9, 64)] == ["few", "many", "many"]
+    assert asked(64, 576, 1536) == "few", "a small one"
+    assert asked(64, 128256, 4096) == "few", "the scores"

@@ -7,33 +7,23 @@ candidates of a level, N frontier nodes of all levels so far, D levels.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from furcate.drafters.base import View
-from furcate.drafters.likeliest import Likeliest, Reader, reading
-from furcate.drafters.plan import Plan, Step
+from furcate.drafters.likeliest import Reader, reading
+from furcate.drafters.plan import Plan
 from furcate.drafters.plausible import PRIOR, Plausible
 from furcate.drafters.prune import NO_PRUNING, Pruning
 from furcate.drafters.vocabulary import Vocabulary
 from furcate.kernels.backend import TORCH, Kernels
 from furcate.kernels.draft import Proposal
+from furcate.kernels.grow import Frontier, Grow, Likeliest, Place, Trees, Yardstick
 from furcate.tree.calibration import Calibration
 
-__all__ = ["Frontier", "Grower", "Growth", "Manner"]
-
-
-@dataclass(frozen=True, slots=True)
-class Frontier:
-    """The rows whose children come next. `index` is -1 at the root."""
-
-    tokens_BF: Tensor  # int64
-    value_BF: Tensor  # float32, log
-    plain_BF: Tensor  # float32, log, the product of the weights on the path
-    index_BF: Tensor  # int64, place in the pool
-    row_BF: Tensor  # int64, place of the parent in the frontier before
-    seen_BFN: Tensor  # bool, frontier nodes on the row's own path, itself included
+__all__ = ["Frontier", "Grower", "Growth", "Manner", "places"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +50,10 @@ class Manner:
 
     def grower(self, words: Vocabulary, device: torch.device, kernels: Kernels = TORCH) -> Grower:
         """The same at work on a device."""
-        plausible = Plausible(self.calibration, device)
+        plausible = Plausible(self.calibration, device, kernels.tally)
         asks = self.pruning.asks_entropy
         reader = Reader(words, plausible, kernels, entropy=asks, coupled=self.coupled)
-        return Grower(self.plan, reader, self.pruning)
+        return Grower(self.plan, places(self.plan), reader, self.pruning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +61,7 @@ class Grower:
     """How a drafter's scores become trees."""
 
     plan: Plan
+    places: tuple[Place, ...]  # of the plan's levels
     reader: Reader
     pruning: Pruning
 
@@ -79,11 +70,46 @@ class Grower:
         """What scores are worth."""
         return self.reader.plausible
 
+    @property
+    def yardstick(self) -> Yardstick:
+        """What a kernel measures candidates by; it reads what is learned where it lies."""
+        plausible, pruning = self.plausible, self.pruning
+        return Yardstick(
+            token_D=self.reader.words.token_D,
+            knots=plausible.knots,
+            expected_K=plausible.trust.expected_K,
+            accepted_K=plausible.trust.accepted_K,
+            kappa=pruning.kappa,
+            gamma=pruning.gamma,
+            least=pruning.least,
+        )
+
     def begin(self, view: View) -> Growth:
         """Trees of the roots alone."""
         return Growth(self, view)
 
-    def level(self, likeliest: Likeliest, frontier: Frontier, step: Step) -> Level:
+    def spelled_out(
+        self,
+        likeliest: Likeliest,
+        frontier: Frontier | None,
+        by: Yardstick,
+        place: Place,
+        trees: Trees,
+    ) -> Frontier | None:
+        """`Grow` in torch; `by` must be this grower's own. The kernel's reference."""
+        above = _root(trees) if frontier is None else frontier
+        level = self.level(likeliest, above, place)
+        pool, batch = trees.pool, len(trees.length_B)
+        end = place.begin + level.value_BX.shape[1]
+        assert pool.tag_BP is not None and level.value_BX.shape[0] == batch
+        pool.tokens_BP[:, place.begin : end] = level.tokens_BX
+        pool.parent_BP[:, place.begin : end] = level.parent_BX
+        pool.depth_BP[:, place.begin : end] = place.depth
+        pool.value_BP[:, place.begin : end] = level.value_BX
+        pool.tag_BP[:, place.begin : end] = level.tag_BX
+        return _narrow(level, above, place) if place.rows else None
+
+    def level(self, likeliest: Likeliest, frontier: Frontier, place: Place) -> Level:
         """The likeliest children of each row of the frontier as candidates.
 
         One row of children serves all rows of the frontier (Medusa).
@@ -93,8 +119,8 @@ class Grower:
         worth = self.plausible.worth((frontier.value_BF, frontier.plain_BF), weight_BFC)
         value_BFC = self.pruning.pruned(worth.value_BFC, frontier.value_BF, likeliest.entropy_BF)
         value_BX = value_BFC.flatten(1)
-        if step.kept_X is not None:
-            value_BX = value_BX.masked_fill(~step.kept_X, -torch.inf)
+        if place.kept_X is not None:
+            value_BX = value_BX.masked_fill(~place.kept_X, -torch.inf)
         row_F1 = torch.arange(rows, device=value_BX.device)[:, None]
         return Level(
             tokens_BX=self.reader.words.targets(likeliest.word_BFC).expand(-1, rows, -1).flatten(1),
@@ -110,68 +136,85 @@ class Growth:
     """The trees of one round while they grow."""
 
     def __init__(self, grower: Grower, view: View) -> None:
-        self.frontier = _root(view)
         self._grower = grower
         self._read = reading(grower.reader, view, len(grower.plan))
-        self._levels: list[Level] = []
-        self._size = 0
+        self._grow: Grow = grower.reader.kernels.grow or grower.spelled_out
+        self._by = grower.yardstick
+        self._trees = Trees(_unwritten(view, grower.plan), view.length_B)
+        self._frontier: Frontier | None = None
+        self._levels = 0
+
+    @property
+    def frontier(self) -> Frontier:
+        """The rows whose children come next, once there is a level and another to come."""
+        assert self._frontier is not None
+        return self._frontier
 
     def branch(self, logits_BFV: Tensor) -> None:
         """Add the level below the frontier; its most valuable nodes are the next frontier.
 
         `logits_BFV`: the drafter's scores at the frontier's rows, or one row for all of them.
         """
-        grower, depth = self._grower, len(self._levels)
-        step = grower.plan[depth]
-        likeliest = self._read(logits_BFV, depth + 1, step.children)
-        level = grower.level(likeliest, self.frontier, step)
-        self._levels.append(level)
-        if step.rows:
-            self.frontier = _narrow(level, self.frontier, step, self._size)
-        self._size += step.candidates
+        step, place = self._grower.plan[self._levels], self._grower.places[self._levels]
+        above = self._frontier
+        below_BF = None if above is None else above.below_BF
+        likeliest = self._read(logits_BFV, place.depth, step.children, below_BF)
+        self._frontier = self._grow(likeliest, above, self._by, place, self._trees)
+        self._levels += 1
 
     def proposal(self) -> Proposal:
         """All candidates of all levels as one pool, level by level."""
-        levels = self._levels
-        depth = [torch.full_like(level.tokens_BX, d) for d, level in enumerate(levels, start=1)]
-        return Proposal(
-            tokens_BP=torch.cat([level.tokens_BX for level in levels], 1),
-            parent_BP=torch.cat([level.parent_BX for level in levels], 1),
-            depth_BP=torch.cat(depth, 1),
-            value_BP=torch.cat([level.value_BX for level in levels], 1),
-            tag_BP=torch.cat([level.tag_BX for level in levels], 1),
-        )
+        assert self._levels == len(self._grower.plan)
+        return self._trees.pool
 
 
-def _root(view: View) -> Frontier:
-    """The frontier of depth 0: the last committed token, certain, and no node of a tree."""
-    tokens_B1 = view.tokens_BW.gather(1, view.length_B[:, None])
-    certain_B1 = torch.zeros_like(tokens_B1, dtype=torch.float32)
-    return Frontier(
-        tokens_BF=tokens_B1,
-        value_BF=certain_B1,
-        plain_BF=certain_B1,
-        index_BF=torch.full_like(tokens_B1, -1),
-        row_BF=torch.zeros_like(tokens_B1),
-        seen_BFN=torch.zeros(*tokens_B1.shape, 0, dtype=torch.bool, device=tokens_B1.device),
+def places(plan: Plan) -> tuple[Place, ...]:
+    """Where each level of a plan stands."""
+    ends = accumulate(step.candidates for step in plan)
+    return tuple(
+        Place(depth, end - step.candidates, step.rows, step.pick_F, step.kept_X)
+        for depth, (step, end) in enumerate(zip(plan, ends, strict=True), start=1)
     )
 
 
-def _narrow(level: Level, frontier: Frontier, step: Step, begin: int) -> Frontier:
-    """The candidates of a level that go on; `begin` is where it starts in the pool."""
-    if step.pick_F is None:
-        pick_BF = level.value_BX.topk(step.rows, dim=1).indices
+def _unwritten(view: View, plan: Plan) -> Proposal:
+    """Room for all candidates of a round."""
+    size = len(view.length_B), sum(step.candidates for step in plan)
+    tokens_BP, parent_BP, depth_BP, tag_BP = view.length_B.new_empty((4, *size)).unbind()
+    value_BP = torch.empty(size, dtype=torch.float32, device=view.length_B.device)
+    return Proposal(tokens_BP, parent_BP, depth_BP, value_BP, tag_BP)
+
+
+def _root(trees: Trees) -> Frontier:
+    """The frontier of depth 0: certain, and no node of a tree; nobody asks for its token."""
+    zero_B1 = torch.zeros_like(trees.length_B)[:, None]
+    certain_B1 = torch.zeros_like(zero_B1, dtype=torch.float32)
+    return Frontier(
+        tokens_BF=zero_B1,
+        value_BF=certain_B1,
+        plain_BF=certain_B1,
+        index_BF=zero_B1 - 1,
+        row_BF=zero_B1,
+        seen_BFN=torch.zeros(*zero_B1.shape, 0, dtype=torch.bool, device=zero_B1.device),
+    )
+
+
+def _narrow(level: Level, frontier: Frontier, place: Place) -> Frontier:
+    """The candidates of a level that go on; of equally valuable ones the first."""
+    if place.pick_F is None:
+        order_BX = level.value_BX.sort(dim=1, descending=True, stable=True).indices
+        pick_BF = order_BX[:, : place.rows]
     else:
-        pick_BF = step.pick_F.expand(len(level.value_BX), -1)
+        pick_BF = place.pick_F.expand(len(level.value_BX), -1)
     row_BF = level.row_BX.gather(1, pick_BF)
     above = frontier.seen_BFN.shape[2]
     seen_BFN = frontier.seen_BFN.gather(1, row_BF[..., None].expand(-1, -1, above))
-    own_FF = torch.eye(step.rows, dtype=torch.bool, device=row_BF.device)
+    own_FF = torch.eye(place.rows, dtype=torch.bool, device=row_BF.device)
     return Frontier(
         tokens_BF=level.tokens_BX.gather(1, pick_BF),
         value_BF=level.value_BX.gather(1, pick_BF),
         plain_BF=level.plain_BX.gather(1, pick_BF),
-        index_BF=pick_BF + begin,
+        index_BF=pick_BF + place.begin,
         row_BF=row_BF,
         seen_BFN=torch.cat([seen_BFN, own_FF.expand(len(row_BF), -1, -1)], 2),
     )

@@ -6,8 +6,8 @@ C children of a row, D levels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -16,23 +16,19 @@ from furcate.drafters.plausible import Plausible
 from furcate.drafters.vocabulary import Vocabulary
 from furcate.kernels.backend import DraftHead, Kernels
 from furcate.kernels.draws import Draws
+from furcate.kernels.grow import Likeliest
 
-__all__ = ["Likeliest", "Reader", "Reading", "reading"]
+__all__ = ["Reader", "Reading", "reading"]
 
 LEAST = -1e30  # a log that is still a number
 
 
-@dataclass(frozen=True, slots=True)
-class Likeliest:
-    """The best children of each row, best first."""
+class Reading(Protocol):
+    """The children of rows, C each, that stand at a depth, and at `position_BF` if known."""
 
-    word_BFC: Tensor  # int64, draft ids
-    weight_BFC: Tensor  # float32, log P(the target chooses it below this row)
-    entropy_BF: Tensor | None  # float32, of a row's whole law, in nats; None: not asked for
-
-
-Reading = Callable[[Tensor, int, int], Likeliest]
-"""(logits_BFV of rows whose children stand at a depth, that depth, C)."""
+    def __call__(
+        self, logits_BFV: Tensor, depth: int, count: int, position_BF: Tensor | None = None
+    ) -> Likeliest: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +57,9 @@ def reading(reader: Reader, view: View, levels: int) -> Reading:
 def _spelled_out(reader: Reader, view: View, levels: int) -> Reading:
     noise_BDV = reader.words.noise(view, levels) if reader.coupled else None
 
-    def read(logits_BFV: Tensor, depth: int, count: int) -> Likeliest:
+    def read(
+        logits_BFV: Tensor, depth: int, count: int, position_BF: Tensor | None = None
+    ) -> Likeliest:
         noise_BV = None if noise_BDV is None else noise_BDV[:, depth - 1]
         lawful_BFV = reader.words.lawful(logits_BFV, view.law)
         weights_BFV = reader.plausible.log_weights(
@@ -77,15 +75,13 @@ def _spelled_out(reader: Reader, view: View, levels: int) -> Reading:
 def _on_the_fly(reader: Reader, view: View, head: DraftHead) -> Reading:
     law, words = view.law, reader.words
 
-    def read(logits_BFV: Tensor, depth: int, count: int) -> Likeliest:
+    def read(
+        logits_BFV: Tensor, depth: int, count: int, position_BF: Tensor | None = None
+    ) -> Likeliest:
         batch, rows = logits_BFV.shape[:2]
-        position_B1 = (view.length_B + depth)[:, None]
-        draws = Draws(
-            law.temperature_B,
-            law.seed_B,
-            law.choice_B,
-            position_B1.expand(-1, rows).contiguous().flatten(),
-        )
+        if position_BF is None or position_BF.shape[1] != rows:
+            position_BF = (view.length_B + depth)[:, None].expand(-1, rows).contiguous()
+        draws = Draws(law.temperature_B, law.seed_B, law.choice_B, position_BF.flatten())
         scale = reader.plausible.calibration.scale(depth)
         logits_NV = logits_BFV.flatten(0, 1)[:, : words.size]
         found = head(logits_NV, draws, scale, count, words.token_D)

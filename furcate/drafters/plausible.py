@@ -14,6 +14,7 @@ from furcate.drafters.base import View
 from furcate.drafters.judge import judge
 from furcate.drafters.trust import Trust
 from furcate.kernels.draft import Draft, Verdict
+from furcate.kernels.grow import Tally
 from furcate.tree.calibration import Calibration, DepthScale, ValueMap
 
 __all__ = ["PRIOR", "Plausible", "Worth", "log_weights"]
@@ -39,10 +40,18 @@ class Plausible:
     map, times what the rounds so far say of nodes of such weights (`Trust`).
     """
 
-    def __init__(self, calibration: Calibration, device: torch.device) -> None:
+    def __init__(
+        self, calibration: Calibration, device: torch.device, tally: Tally | None = None
+    ) -> None:
         self.calibration = calibration
+        self._tally = tally
         self.trust = Trust(device)
         self._map = None if calibration.values == ValueMap() else Curve(calibration.values, device)
+
+    @property
+    def knots(self) -> tuple[Tensor, Tensor] | None:
+        """The map's, estimated and empirical, float32 [K] each; None where it changes nothing."""
+        return None if self._map is None else self._map.knots
 
     def log_weights(
         self, logits_BFV: Tensor, temperature_B: Tensor, noise_BV: Tensor | None, depth: int
@@ -67,8 +76,13 @@ class Plausible:
 
     def learn(self, view: View, draft: Draft, verdict: Verdict, dummy: int) -> None:
         """Take note of a round; slot `dummy` teaches nothing, nor does a round of one row."""
-        if draft.tag_BR is not None and draft.tag_BR.shape[1] > 1:
+        if draft.tag_BR is None or draft.tag_BR.shape[1] == 1:
+            return
+        if self._tally is None:
             self.trust.update(draft.tag_BR, judge(draft, verdict, view.slot_B != dummy))
+        else:
+            counts = (self.trust.expected_K, self.trust.accepted_K)
+            self._tally(draft, verdict, view.slot_B, dummy, counts)
 
 
 class Curve:
@@ -76,11 +90,12 @@ class Curve:
 
     def __init__(self, values: ValueMap, device: torch.device) -> None:
         pair = (values.estimated, values.empirical)
-        self._x_K, self._y_K = (torch.tensor(p, device=device).clamp_min(1e-9) for p in pair)
+        x_K, y_K = (torch.tensor(p, device=device).clamp_min(1e-9) for p in pair)
+        self.knots = (x_K, y_K)
 
     def __call__(self, log_value: Tensor) -> Tensor:
         """Between knots it interpolates; outside it keeps the ratio of the nearest one."""
-        x_K, y_K = self._x_K, self._y_K
+        x_K, y_K = self.knots
         value = log_value.exp()
         above = torch.bucketize(value, x_K)
         high = above.clamp_max(len(x_K) - 1)

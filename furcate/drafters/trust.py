@@ -11,14 +11,9 @@ import torch
 from torch import Tensor
 
 from furcate.drafters.judge import Judged
+from furcate.kernels.grow import BINS, DECAY, HIGHEST, PRIOR_WEIGHT, STEPS
 
 __all__ = ["HIGHEST", "STEPS", "Trust"]
-
-BINS = 16
-STEPS = 1 << 16  # a tag holds the weight in this many steps
-PRIOR_WEIGHT = 16.0  # expected acceptances for which "the weights are right" stands
-DECAY = 0.98  # of the counts, per round
-HIGHEST = 0.995  # so that a child's value stays strictly below its parent's
 
 
 class Trust:

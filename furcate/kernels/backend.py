@@ -19,6 +19,7 @@ from furcate.kernels import accept, kv_move, select, tree_attention
 from furcate.kernels.draft import Draft, Proposal, Verdict
 from furcate.kernels.draft_head import Children, Scale
 from furcate.kernels.draws import Draws
+from furcate.kernels.grow import Grow, Tally
 from furcate.kernels.lawful import Limiter
 from furcate.kernels.tree_attention import Keys, Sight
 
@@ -69,6 +70,8 @@ class Kernels:
     sample: Sample | None = None
     limit: Limiter | None = None
     draft_head: DraftHead | None = None
+    grow: Grow | None = None  # None: the drafters' own torch
+    tally: Tally | None = None  # None likewise
     batch_invariant: bool = False  # a row's results do not depend on what else is in the batch
     why: str | None = None  # these and not the device's own ones; None: they are its own
 

@@ -7,11 +7,13 @@ from dataclasses import replace
 from furcate.kernels import (
     accept_triton,
     draft_head_triton,
+    grow_triton,
     kv_move_triton,
     kv_write_triton,
     lawful_triton,
     sample_triton,
     select_triton,
+    tally_triton,
     tree_attention_triton,
     turn_write_triton,
 )
@@ -30,6 +32,8 @@ TRITON = Kernels(
     sample=sample_triton.sample,
     limit=lawful_triton.limit,
     draft_head=draft_head_triton.draft_head,
+    grow=grow_triton.grow,
+    tally=tally_triton.tally,
 )
 
 INVARIANT = replace(TRITON, look=tree_attention_triton.look_invariant, batch_invariant=True)

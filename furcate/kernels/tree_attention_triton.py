@@ -15,23 +15,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from furcate.early import early, take_turn
 from furcate.kernels.tree_attention import Keys, Sight
 
-__all__ = [
-    "Tile",
-    "look",
-    "look_invariant",
-    "one_tile",
-    "splits_for",
-    "tile_for",
-    "tree_attention",
-]
+__all__ = ["Tile", "look", "look_invariant", "one_tile", "splits_for", "tile_for", "tree_attention"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LEAST_ROWS = 16  # of a matrix unit
-_WAVE = 132  # programs
-_MOST_SPLITS = 32
-_LEAST_SHARE = 256  # columns
+_WAVE = 264  # programs: two for each processor, or too few bytes are on their way
+_MOST_SPLITS = 64
+_LEAST_SHARE = 128  # columns
 _CHUNK = 512  # columns of a split whose borders are fixed
 _JOINED = 16  # splits that are joined in one step
 _LOG2_E = 1.4426950408889634
@@ -67,7 +60,8 @@ def one_tile(head_dim: int, dtype: torch.dtype) -> Tile:
 def splits_for(programs: int, columns: int) -> int:
     """How many programs should share the columns of a request, given those of one split.
 
-    About one wave of a large GPU, and no share so small that joining it costs more than it saves.
+    About one wave of a large GPU where a processor holds two, and no share so small that joining it
+    costs more than it saves.
     """
     wanted = min(_WAVE // max(1, programs), columns // _LEAST_SHARE)
     return max(1, min(_MOST_SPLITS, wanted))
@@ -175,6 +169,7 @@ def tree_attention(
         PRECISION="ieee" if q_THD.dtype == torch.float32 else None,
         num_warps=cut.warps,
         num_stages=cut.stages,
+        **early(q_THD.device),
     )
     if parts.weight_XTH is None:
         return parts.out_XTHD[0]
@@ -189,9 +184,10 @@ def tree_attention(
         total * heads,
         SPLITS=0 if chunk else splits,
         CHUNK=chunk,
-        X=_JOINED if chunk else triton.next_power_of_2(splits),
+        X=_JOINED if chunk else min(_JOINED, triton.next_power_of_2(splits)),
         D=size,
         num_warps=1,
+        **early(q_THD.device),
     )
     return out_THD
 
@@ -244,8 +240,10 @@ def _attend(
     M: tl.constexpr,
     N: tl.constexpr,
     PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One key head, one tile of packed rows, one share of the columns of one request."""
+    take_turn(PDL)
     kv = tl.program_id(0) % KV
     tile = tl.program_id(0) // KV
     split = tl.program_id(1)
@@ -371,8 +369,10 @@ def _join(
     CHUNK: tl.constexpr,
     X: tl.constexpr,
     D: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One row and head: the splits' means by their weights; a split that saw nothing weighs 0."""
+    take_turn(PDL)
     at = tl.program_id(0).to(tl.int64)
     d_D = tl.arange(0, D)
     splits = SPLITS

@@ -14,7 +14,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from furcate.early import early
 from furcate.models.linear import Matrix
 from furcate.models.norm import RmsNorm
 
@@ -24,8 +26,12 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LEAST = 16  # of a side of a matrix unit
 _MOST_ROWS = 64
 _PROGRAMS = 128  # from so many on a device is busy, and programs may be wider instead
+_PROCESSORS = 132
 _LONG = 2048  # inputs
-_STAGED = 64 * 1024  # bytes on their way into one program; a processor has room for three
+_STAGED = 128 * 1024  # bytes on their way into a processor, which the next kernel enters too
+_SHARING = 3  # programs of a processor that count on it
+_FETCHED = 32 * 1024  # bytes of the weight that a program asks for while it waits to begin
+_LINE = 128  # bytes that come together
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +70,14 @@ def _tile(size: Size, rows: int) -> Tile:
     # programs read all of x each, so fewer and wider ones read less, but take longer to get going
     widths = (128, 64, 32) if size.inputs >= _LONG else (64, 32)
     wide = next((n for n in widths if size.outputs >= n * _PROGRAMS), _LEAST)
-    inputs = min(256 // size.dtype.itemsize, triton.next_power_of_2(size.inputs))
+    programs = triton.cdiv(size.outputs, wide)
+    # few programs take longer steps: each of them ends with a wait
+    step = 512 if programs <= _PROCESSORS and size.inputs >= 1024 else 256
+    inputs = min(step // size.dtype.itemsize, triton.next_power_of_2(size.inputs))
     inputs = max(_LEAST, inputs)
-    stages = _STAGED // (inputs * (wide + rows) * size.dtype.itemsize)
-    return Tile(rows, wide, inputs, 8 if rows == _MOST_ROWS else 4, max(3, min(6, stages)))
+    share = _STAGED // min(_SHARING, triton.cdiv(programs, _PROCESSORS))
+    stages = share // (inputs * (wide + rows) * size.dtype.itemsize)
+    return Tile(rows, wide, inputs, 8 if rows == _MOST_ROWS else 4, max(3, min(8, stages)))
 
 
 def product(
@@ -119,10 +129,19 @@ def product(
         N=tile.outputs,
         K=tile.inputs,
         PRECISION="ieee" if x_TI.dtype == torch.float32 else None,
+        LINE=_LINE // x_TI.element_size(),
+        LINES=_lines(tile, inputs, x_TI.element_size()),
         num_warps=tile.warps,
         num_stages=tile.stages,
+        **early(x_TI.device),
     )
     return out_TO
+
+
+def _lines(tile: Tile, inputs: int, itemsize: int) -> int:
+    """Lines of each row of the weight that are asked for ahead, a power of two."""
+    most = min(_FETCHED // tile.outputs, inputs * itemsize) // _LINE
+    return 1 << (max(1, most).bit_length() - 1)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -144,6 +163,9 @@ def _product(
     N: tl.constexpr,
     K: tl.constexpr,
     PRECISION: tl.constexpr,
+    LINE: tl.constexpr,
+    LINES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One tile of rows and outputs. Weights are the left factor, whose side does not depend on M,
     so that the same instructions add up a row's products for every number of rows."""
@@ -152,6 +174,10 @@ def _product(
     n_N = o_N.to(tl.int64)
     if GATED:  # each gate beside its up
         n_N = n_N // 2 + n_N % 2 * (O // 2)
+    if PDL:
+        gdc_launch_dependents()
+        _fetch(weight_ptr + tl.minimum(n_N, O - 1)[:, None] * I + tl.arange(0, LINES) * LINE)
+        gdc_wait()
     k_K = tl.arange(0, K)
     used_M, used_N = m_M < rows, o_N < O
     x_at_MK = x_ptr + m_M[:, None] * x_stride + k_K[None, :]
@@ -195,3 +221,16 @@ def _product(
             add_at_NM = add_ptr + m_M[None, :] * add_stride + o_N[:, None]
             acc_NM += tl.load(add_at_NM, mask=used_NM, other=0.0).to(tl.float32)
         tl.store(out_ptr + m_M[None, :] * O + o_N[:, None], acc_NM, mask=used_NM)
+
+
+@triton.jit
+def _fetch(at):
+    """Bring the lines that these pointers lie in into the L2 cache; nobody waits for them."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [at.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
