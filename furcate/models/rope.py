@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from furcate.models.spec import RopeSpec, ScalingKind
 
-__all__ = ["Rope", "Turn", "angles", "frequencies", "turn"]
+__all__ = ["Rope", "Turn", "frequencies", "turn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,11 @@ class Rope(nn.Module):
 
     def forward(self, positions_T: Tensor) -> Turn:
         """cos and sin in the network's dtype for int64 positions."""
-        make = angles
-        if _fuses(positions_T, self.dtype):
-            make = import_module("furcate.models.angles_triton").angles
-        factor = self.spec.attention_factor
-        cos_TD, sin_TD = make(positions_T, self.freq_F, factor, self.dtype)
+        angle_TF = positions_T.to(self.freq_F.dtype)[:, None] * self.freq_F
+        cos_TF = angle_TF.cos() * self.spec.attention_factor
+        sin_TF = angle_TF.sin() * self.spec.attention_factor
+        cos_TD = torch.cat((cos_TF, cos_TF), -1).to(self.dtype)
+        sin_TD = torch.cat((-sin_TF, sin_TF), -1).to(self.dtype)
         return Turn(cos_TD[:, None], sin_TD[:, None])
 
     def _make(self, device: torch.device) -> Tensor:
@@ -61,24 +61,6 @@ class Rope(nn.Module):
         self.dtype = probe.dtype
         self.freq_F = self._make(probe.device)
         return self
-
-
-def angles(
-    positions_T: Tensor, freq_F: Tensor, factor: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [T, D] of int64 positions times `factor`, first half of the sines negated.
-
-    Computed in the dtype of the frequencies, and rounded to `dtype`.
-    """
-    angle_TF = positions_T.to(freq_F.dtype)[:, None] * freq_F
-    cos_TF, sin_TF = angle_TF.cos() * factor, angle_TF.sin() * factor
-    cos_TD = torch.cat((cos_TF, cos_TF), -1).to(dtype)
-    return cos_TD, torch.cat((-sin_TF, sin_TF), -1).to(dtype)
-
-
-def _fuses(positions_T: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the kernel makes the angles; a compiler makes its own."""
-    return positions_T.is_cuda and dtype != torch.float64 and not torch.compiler.is_compiling()
 
 
 def turn(x_THD: Tensor, by: Turn) -> Tensor:
