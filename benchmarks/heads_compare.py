@@ -11,13 +11,12 @@ prompts, drawn anew within their category, the same for both sides.
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from walks import Answers, births, read_answers
+from walks import deepest, record_of
 
 from furcate.files import write_json
 from furcate.tune.walk import gains, tokens_per_round
@@ -33,41 +32,33 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, nargs="+", default=[4, 8, 16, 32, 63, 128])
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
-    found = births(asked.walks)
-    record: dict[str, Any] = {
-        "what": "how many more tokens per round (a share) the first of each pair has, walked over "
-        "the same recorded answers",
-        **found[0],
-        "recorded_by": [birth["command"] for birth in found],
-        "command": "python " + " ".join(sys.argv),
-        "pairs": [],
-    }
-    for new, *olds in asked.pair:
-        others = {old: read_answers(asked.walks, old) for old in olds}
-        one = _compared(read_answers(asked.walks, new), others, asked.nodes)
-        record["pairs"].append({"new": new, "against": olds, "nodes": one})
+    what = (
+        "how many more tokens per round (a share) the first of each pair has, on the same answers"
+    )
+    record = record_of(asked.walks, what)
+    record["pairs"] = [
+        {"new": new, "against": olds, "nodes": _compared(asked.walks, new, olds, asked.nodes)}
+        for new, *olds in asked.pair
+    ]
     write_json(asked.out, record)
 
 
-def _compared(new: Answers, olds: dict[str, Answers], nodes: list[int]) -> dict[str, Any]:
+def _compared(folder: Path, new: str, olds: list[str], nodes: list[int]) -> dict[str, Any]:
     """By number of nodes, by category: the gain over the best of the others."""
+    mine, others = deepest(folder, new), {old: deepest(folder, old) for old in olds}
     found: dict[str, Any] = {}
     for count in nodes:
-        walks = new.walks(lambda answer, n=count: answer.walked(n))
-        others = {
-            name: answers.walks(lambda answer, n=count: answer.walked(n))
-            for name, answers in olds.items()
-        }
+        walks = mine.walked(count)
         over = {
-            name: gains(walks, other, RESAMPLES, np.random.default_rng(0))
-            for name, other in others.items()
+            old: gains(walks, answers.walked(count), RESAMPLES, np.random.default_rng(0))
+            for old, answers in others.items()
         }
         found[str(count)] = {}
         for category in [*sorted(walks), "all"]:
-            best = min(over, key=lambda name, at=category: over[name][at].value)
-            mine = walks.get(category) or [one for group in walks.values() for one in group]
+            best = min(over, key=lambda old, at=category: over[old][at].value)
+            here = walks.get(category) or [one for group in walks.values() for one in group]
             found[str(count)][category] = {
-                "tokens_per_round": tokens_per_round(mine),
+                "tokens_per_round": tokens_per_round(here),
                 "against": best,
                 **asdict(over[best][category]),
             }

@@ -16,66 +16,52 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from walks import Answers, births, read_answers
+from walks import Answers, Setup, deepest, record_of, setup_of
 
 from furcate.config import DraftOptions, EngineOptions, SamplingParams
 from furcate.engine.birth import birth
-from furcate.engine.build import build, device_of, dtype_of
+from furcate.engine.build import build
 from furcate.engine.engine import Engine
 from furcate.engine.prompts import read_prompts
 from furcate.files import write_json
-from furcate.models.decoder import Decoder
-from furcate.models.load import load_decoder
-from furcate.models.zoo import resolve
-from furcate.text.tokenizer import Tokenizer, load_tokenizer
-from furcate.tune.walk import tokens_per_round
+from furcate.tune.walk import tokens_per_round, walk
 
 
 def main() -> None:
     """Write one JSON object."""
     asked = _asked()
-    device = device_of(asked.device)
-    path = resolve(asked.target)
-    tokenizer = load_tokenizer(path)
-    decoder = load_decoder(path, dtype_of(asked.dtype, device), device)
-    if decoder.can_pack:
-        decoder.pack()
-    prompts = [line.opening for line in read_prompts(asked.prompts)]
-    texts = [tokenizer.chat_ids(list(opening)) for opening in prompts]
-    setup = Setup(decoder, tokenizer, texts)
+    setup = setup_of(asked)
+    texts = [setup.tokenizer.chat_ids(list(line.opening)) for line in read_prompts(asked.prompts)]
     rows = []
     for name, nodes in asked.setting:
-        answers = read_answers(asked.walks, name)
-        row = _played(setup, name, int(nodes), answers, asked)
+        answers = deepest(asked.walks, name)
+        row = _played(setup, texts, Asked(name, int(nodes), answers), asked)
         sys.stdout.write(f"{row}\n")
         sys.stdout.flush()
         rows.append(row)
-    record = {
-        "what": "tokens per round (bonus included) of the engine, and of the walk on the same "
-        "answers; of answers that differ somewhere neither counts",
-        **birth(device),
-        "command": "python " + " ".join(sys.argv),
-        "walked_by": [one["command"] for one in births(asked.walks)],
-        "results": rows,
-    }
-    write_json(asked.out, record)
+    what = (
+        "tokens per round (bonus included) of the engine, and of the walk on the same answers; of "
+        "answers that differ somewhere neither counts"
+    )
+    record = record_of(asked.walks, what) | birth(setup.decoder.device)
+    write_json(asked.out, {**record, "results": rows})
 
 
 @dataclass(frozen=True)
-class Setup:
-    """The target, and all prompts in its tokens."""
+class Asked:
+    """One setting."""
 
-    decoder: Decoder
-    tokenizer: Tokenizer
-    texts: list[list[int]]
+    name: str
+    nodes: int
+    answers: Answers
 
 
 def _played(
-    setup: Setup, name: str, nodes: int, answers: Answers, asked: argparse.Namespace
+    setup: Setup, texts: list[list[int]], one: Asked, asked: argparse.Namespace
 ) -> dict[str, Any]:
-    """One setting: every n-th prompt, one after the other."""
-    drafter, temperature = _named(name)
-    texts = setup.texts
+    """Every n-th prompt, one after the other."""
+    nodes, answers = one.nodes, one.answers
+    drafter, temperature = _named(one.name)
     longest = max(len(text) for text in texts) + asked.max_tokens + 1
     options = EngineOptions(max_batch=1, max_context=longest + nodes, reuse_prefix=False)
     depth = answers.each[0].ranks_TD.shape[1]
@@ -92,10 +78,10 @@ def _played(
                 continue
             tokens += told.stats.tokens
             rounds += told.stats.rounds
-            walks.append(answers.each[at].walked(nodes))
+            walks.append(walk(answers.each[at].ranks_TD, nodes))
     live, walked = tokens / rounds, tokens_per_round(walks)
     return {
-        "setting": name,
+        "setting": one.name,
         "nodes": nodes,
         "depth": depth,
         "answers": len(walks),

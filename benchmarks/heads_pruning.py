@@ -12,13 +12,12 @@ could stop. Where a batch shares its budget, every round drafts the most valuabl
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from walks import Answer, Answers, births, read_answers
+from walks import Answer, Answers, deepest, record_of
 
 from furcate.files import write_json
 from furcate.tune.walk import Walk, gains, tokens_per_round, walk, walk_together
@@ -37,55 +36,52 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8, help="answers that share a budget")
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
-    found = births(asked.walks)
     rows: list[dict[str, Any]] = []
     for name in asked.names:
-        answers = read_answers(asked.walks, name)
+        answers = deepest(asked.walks, name)
         for nodes in asked.nodes:
-            full = answers.walks(lambda answer, n=nodes: walk(answer.ranks_TD, n))
+            full = answers.walked(nodes)
             for least in LEAST:
                 rows.append({"walk": name, **_pruned(answers, full, nodes, least)})
             for gated in (one for one in asked.gated if one.startswith(name + "_")):
-                pruned = _pruned(read_answers(asked.walks, gated), full, nodes, 0.0)
+                pruned = _pruned(deepest(asked.walks, gated), full, nodes, 0.0)
                 rows.append({"walk": gated, **pruned})
             rows.append({"walk": name, **_shared(answers, full, nodes, asked.batch)})
-    record = {
-        "what": "nodes and levels that pruning leaves out, and tokens per round (bonus included)",
-        **found[0],
-        "recorded_by": [birth["command"] for birth in found],
-        "command": "python " + " ".join(sys.argv),
-        "results": rows,
-    }
-    write_json(asked.out, record)
+    what = "nodes and levels that pruning leaves out, and tokens per round (bonus included)"
+    write_json(asked.out, {**record_of(asked.walks, what), "results": rows})
 
 
 def _pruned(
     answers: Answers, full: dict[str, list[Walk]], nodes: int, least: float
 ) -> dict[str, Any]:
     """Trees of at most `nodes` nodes without those below `least`, beside whole ones."""
-    drafted, levels, rounds = 0, 0, 0
-
-    def cut(answer: Answer) -> Walk:
-        nonlocal drafted, levels, rounds
-        assert answer.values_TK is not None and answer.levels_TK is not None
-        live_TK = (answer.values_TK > 0) & (answer.values_TK >= least)
-        live_TK[:, nodes:] = False
-        one = walk(answer.ranks_TD, live_TK.sum(1))
+    live = [_live(answer, nodes, least) for answer in answers.each]
+    walks = [
+        walk(answer.ranks_TD, live_TK.sum(1))
+        for answer, live_TK in zip(answers.each, live, strict=True)
+    ]
+    drafted = levels = 0
+    for answer, live_TK, one in zip(answers.each, live, walks, strict=True):
+        assert answer.levels_TK is not None
         drafted += int(live_TK[one.roots_R].sum())
         levels += int((answer.levels_TK * live_TK)[one.roots_R].max(1).sum())
-        rounds += one.rounds
-        return one
-
-    walks = answers.walks(cut)
-    over = gains(walks, full, RESAMPLES, np.random.default_rng(0))["all"]
+    rounds = sum(one.rounds for one in walks)
     return {
         "nodes": nodes,
         "value_threshold": least,
-        "tokens_per_round": tokens_per_round([one for group in walks.values() for one in group]),
-        "over_whole_trees": asdict(over),
+        "tokens_per_round": tokens_per_round(walks),
+        "over_whole_trees": _over(answers.by_category(walks), full),
         "drafted_nodes_a_round": drafted / rounds,
         "levels_a_round": levels / rounds,
     }
+
+
+def _live(answer: Answer, nodes: int, least: float) -> np.ndarray:
+    """Which of each root's best nodes are drafted, bool [T, K]."""
+    assert answer.values_TK is not None
+    live_TK: np.ndarray = (answer.values_TK > 0) & (answer.values_TK >= least)
+    live_TK[:, nodes:] = False
+    return live_TK
 
 
 def _shared(
@@ -95,27 +91,27 @@ def _shared(
 
     Batches mix categories: every n-th answer is in the same one.
     """
-    each = answers.each
-    walks: list[Walk] = [None] * len(each)  # type: ignore[list-item]
-    groups = -(-len(each) // batch)
+    groups = -(-len(answers.each) // batch)
+    found: dict[int, Walk] = {}
     for first in range(groups):
-        here = list(range(first, len(each), groups))
+        here = range(first, len(answers.each), groups)
         pairs = []
         for at in here:
-            values_TK = each[at].values_TK
+            values_TK = answers.each[at].values_TK
             assert values_TK is not None
-            pairs.append((each[at].ranks_TD, values_TK))
-        for at, one in zip(here, walk_together(pairs, nodes), strict=True):
-            walks[at] = one
-    told = iter(walks)
-    together = answers.walks(lambda _: next(told))
-    over = gains(together, full, RESAMPLES, np.random.default_rng(0))["all"]
+            pairs.append((answers.each[at].ranks_TD, values_TK))
+        found |= dict(zip(here, walk_together(pairs, nodes), strict=True))
+    walks = [found[at] for at in range(len(answers.each))]
     return {
         "nodes": nodes,
         "batch_shares_its_budget": batch,
         "tokens_per_round": tokens_per_round(walks),
-        "over_whole_trees": asdict(over),
+        "over_whole_trees": _over(answers.by_category(walks), full),
     }
+
+
+def _over(walks: dict[str, list[Walk]], full: dict[str, list[Walk]]) -> dict[str, float]:
+    return asdict(gains(walks, full, RESAMPLES, np.random.default_rng(0))["all"])
 
 
 if __name__ == "__main__":

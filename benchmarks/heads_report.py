@@ -9,7 +9,6 @@ all roots. Intervals are 95 % bootstraps over prompts, drawn anew within their c
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import defaultdict
 from dataclasses import asdict
@@ -19,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from walks import births
+from walks import Answers, at_depths, record_of
 
 from furcate.files import write_json
-from furcate.tune.walk import Walk, bootstrap, depth_rates, walk
+from furcate.tune.walk import bootstrap, depth_rates, walk
 
 NODES = (4, 8, 16, 32, 63, 128)
 RESAMPLES = 2000
@@ -38,34 +37,23 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--plot", type=Path)
     asked = parser.parse_args()
-    found = births(asked.walks)
-    record: dict[str, Any] = {
-        "what": "tokens per round (bonus included) of trees by their nodes, walked over recorded "
-        "answers of the target",
-        **found[0],
-        "recorded_by": [birth["command"] for birth in found],
-        "command": "python " + " ".join(sys.argv),
-        "settings": {},
-    }
+    what = "tokens per round (bonus included) of trees by their nodes, walked over recorded answers"
+    record = {**record_of(asked.walks, what), "settings": {}}
     for file in sorted({file for one in asked.only for file in asked.walks.glob(f"{one}_t*.npz")}):
-        temperature = file.stem.split("_t")[1].split("_")[0]
-        streams = json.loads((asked.walks / f"t{temperature}_streams.json").read_text())
-        for depth, ranks in np.load(file).items():
-            if depth.startswith("depth"):
-                record["settings"][f"{file.stem}_{depth}"] = _setting(streams, ranks, asked.nodes)
-    record["answers"] = len(streams)
+        for depth, answers in at_depths(asked.walks, file.stem).items():
+            record["settings"][f"{file.stem}_depth{depth}"] = _setting(answers, asked.nodes)
+            record["answers"] = len(answers.each)
     write_json(asked.out, record)
     if asked.plot is not None:
         _plot(record, asked.plot)
 
 
-def _setting(
-    streams: list[dict[str, Any]], ranks_TD: np.ndarray, nodes: list[int]
-) -> dict[str, Any]:
+def _setting(answers: Answers, nodes: list[int]) -> dict[str, Any]:
     """One drafter, temperature and depth, by number of nodes."""
     found: dict[str, Any] = {}
     for count in nodes:
-        walks, steady = _walked(streams, ranks_TD, count)
+        walks = answers.walked(count)
+        steady = [walk(one.ranks_TD, count) for one in answers.each if not _loops(one.tokens)]
         every = [one for group in walks.values() for one in group]
         conditional, marginal, share = depth_rates(every)
         rng = np.random.default_rng(0)
@@ -85,22 +73,6 @@ def _setting(
             "tokens": sum(one.tokens for one in every),
         }
     return found
-
-
-def _walked(
-    streams: list[dict[str, Any]], ranks_TD: np.ndarray, nodes: int
-) -> tuple[dict[str, list[Walk]], list[Walk]]:
-    """(walks by category, walks of answers that do not loop)."""
-    by_category: dict[str, list[Walk]] = defaultdict(list)
-    steady, at = [], 0
-    for stream in streams:
-        count = len(stream["answer"])
-        one = walk(ranks_TD[at : at + count], nodes)
-        by_category[stream["category"]].append(one)
-        if not _loops(stream["answer"]):
-            steady.append(one)
-        at += count
-    return by_category, steady
 
 
 def _loops(answer: list[int]) -> bool:
@@ -144,7 +116,8 @@ def _plot(record: dict[str, Any], path: Path) -> None:
     by_depth.set_xlabel("levels of the tree")
     for axes in (by_nodes, by_depth):
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=7, ncols=2, framealpha=0.5)
+        if axes.get_legend_handles_labels()[0]:  # no file may have more than one depth
+            axes.legend(fontsize=7, ncols=2, framealpha=0.5)
     figure.tight_layout()
     figure.savefig(path)
 

@@ -21,16 +21,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from walks import Setup, setup_of
 
 from furcate.config import DraftOptions, EngineOptions, SamplingParams
 from furcate.engine.birth import birth
-from furcate.engine.build import build, device_of, dtype_of
+from furcate.engine.build import build
 from furcate.engine.prompts import read_prompts
 from furcate.files import write_json
-from furcate.models.decoder import Decoder
-from furcate.models.load import load_decoder
-from furcate.models.zoo import resolve
-from furcate.text.tokenizer import Tokenizer, load_tokenizer
 from furcate.tune.answers import answers
 from furcate.tune.path_ranks import path_ranks
 from furcate.tune.replay import Replay, Stream
@@ -42,19 +39,14 @@ BEST = 128  # nodes of a root whose values are kept
 def main() -> None:
     """Write one file of ranks for every drafter and temperature."""
     asked = _asked()
-    device = device_of(asked.device)
-    path = resolve(asked.target)
-    tokenizer = load_tokenizer(path)
-    decoder = load_decoder(path, dtype_of(asked.dtype, device), device)
-    if decoder.can_pack:
-        decoder.pack()
+    setup = setup_of(asked)
     asked.out.mkdir(parents=True, exist_ok=True)
     for temperature in asked.temperature or [0.0]:
-        streams = _streams(decoder, tokenizer, temperature, asked)
+        streams = _streams(setup, temperature, asked)
         for drafter in asked.drafter:
             name, _, source = drafter.partition("=")
             began = time.perf_counter()
-            ranks = _ranks(decoder, tokenizer, source or name, streams, asked)
+            ranks = _ranks(setup, source or name, streams, asked)
             file = asked.out / f"{name}_t{temperature:g}{asked.suffix}.npz"
             np.savez_compressed(file, **ranks)
             seconds = time.perf_counter() - began
@@ -63,17 +55,15 @@ def main() -> None:
                 f"{file.name}: {len(streams)} answers, {roots} roots, {seconds:.1f} s\n"
             )
             sys.stdout.flush()
-    record = {"command": "python " + " ".join(sys.argv), **birth(device)}
-    names = "-".join(drafter.partition("=")[0] for drafter in asked.drafter)
-    write_json(asked.out / f"birth_{names}{asked.suffix}.json", record)
+    record = {"command": "python " + " ".join(sys.argv), **birth(setup.decoder.device)}
+    # processes may share a folder: each has a name of its own
+    names = [drafter.partition("=")[0] for drafter in asked.drafter]
+    names += [f"t{temperature:g}" for temperature in asked.temperature or [0.0]]
+    write_json(asked.out / f"birth_{'-'.join(names)}{asked.suffix}.json", record)
 
 
 def _ranks(
-    decoder: Decoder,
-    tokenizer: Tokenizer,
-    source: str,
-    streams: list[Stream],
-    asked: argparse.Namespace,
+    setup: Setup, source: str, streams: list[Stream], asked: argparse.Namespace
 ) -> dict[str, np.ndarray]:
     """By depth, the ranks of all answers' roots one behind the other."""
     longest = max(len(stream.tokens) for stream in streams) + 1
@@ -97,7 +87,7 @@ def _ranks(
         "coupled": False if asked.uncoupled else None,
     }
     draft = DraftOptions(**{name: value for name, value in wished.items() if value is not None})
-    replay = Replay(build(decoder, tokenizer, source, options, draft))
+    replay = Replay(build(setup.decoder, setup.tokenizer, source, options, draft))
     depths = [depth for depth in asked.depth if depth <= replay.drafter.depth]
     depths = sorted({*depths, replay.drafter.depth})
     parts: dict[str, list[np.ndarray]] = defaultdict(list)
@@ -127,9 +117,7 @@ def _looked(
     return parts
 
 
-def _streams(
-    decoder: Decoder, tokenizer: Tokenizer, temperature: float, asked: argparse.Namespace
-) -> list[Stream]:
+def _streams(setup: Setup, temperature: float, asked: argparse.Namespace) -> list[Stream]:
     """The answers at this temperature: those that are there already, else new ones."""
     file = asked.out / f"t{temperature:g}_{STREAMS}"
     if file.exists():
@@ -139,8 +127,8 @@ def _streams(
             for one in lines
         ]
     streams = answers(
-        decoder,
-        tokenizer,
+        setup.decoder,
+        setup.tokenizer,
         read_prompts(asked.prompts, limit=asked.limit)[:: asked.every],
         SamplingParams(temperature=temperature, seed=asked.seed, max_tokens=asked.max_tokens),
         asked.write_batch,

@@ -1,22 +1,45 @@
-"""Walks on disk, as `heads_walk.py` leaves them: ranks of roots, cut into answers by category."""
+"""What the scripts about heads share: the target they ask, and the walks that are kept on disk."""
 
 from __future__ import annotations
 
+import argparse
 import json
+import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from furcate.engine.build import device_of, dtype_of
 from furcate.errors import BadFile
+from furcate.models.decoder import Decoder
+from furcate.models.load import load_decoder
+from furcate.models.zoo import resolve
+from furcate.text.tokenizer import Tokenizer, load_tokenizer
 from furcate.tune.walk import Walk, walk
 
-__all__ = ["Answers", "births", "read_answers"]
+__all__ = ["Answer", "Answers", "Setup", "at_depths", "deepest", "record_of", "setup_of"]
 
-Cut = Callable[["Answer"], Walk]
+
+@dataclass(frozen=True)
+class Setup:
+    """The target that is asked."""
+
+    decoder: Decoder
+    tokenizer: Tokenizer
+
+
+def setup_of(asked: argparse.Namespace) -> Setup:
+    """By `--target`, `--device` and `--dtype`."""
+    device = device_of(asked.device)
+    path = resolve(asked.target)
+    decoder = load_decoder(path, dtype_of(asked.dtype, device), device)
+    if decoder.can_pack:
+        decoder.pack()
+    return Setup(decoder, load_tokenizer(path))
 
 
 @dataclass(frozen=True)
@@ -29,10 +52,6 @@ class Answer:
     values_TK: np.ndarray | None  # of the best nodes, descending; 0 where there is none
     levels_TK: np.ndarray | None  # and where they stand
 
-    def walked(self, nodes: int) -> Walk:
-        """With trees of so many nodes."""
-        return walk(self.ranks_TD, nodes)
-
 
 @dataclass(frozen=True)
 class Answers:
@@ -40,46 +59,57 @@ class Answers:
 
     each: list[Answer]
 
-    def walks(self, cut: Cut) -> dict[str, list[Walk]]:
-        """Walked by `cut`, by category."""
+    def walked(self, nodes: int) -> dict[str, list[Walk]]:
+        """With trees of so many nodes, by category."""
+        return self.by_category([walk(answer.ranks_TD, nodes) for answer in self.each])
+
+    def by_category(self, walks: Sequence[Walk]) -> dict[str, list[Walk]]:
+        """One walk of each answer, in the same order."""
         found: dict[str, list[Walk]] = defaultdict(list)
-        for answer in self.each:
-            found[answer.category].append(cut(answer))
+        for answer, one in zip(self.each, walks, strict=True):
+            found[answer.category].append(one)
         return found
 
 
-def read_answers(folder: Path, name: str) -> Answers:
-    """The deepest trees of a file, e.g. "eagle3_t0".
+def deepest(folder: Path, name: str) -> Answers:
+    """The deepest trees of a file, e.g. "eagle3_t0"; raises as `at_depths`."""
+    found = at_depths(folder, name)
+    return found[max(found)]
+
+
+def at_depths(folder: Path, name: str) -> dict[int, Answers]:
+    """A file's answers by the depth of their trees.
 
     Raises BadFile where it, or the answers it was recorded on, is not there.
     """
-    file = folder / f"{name}.npz"
-    if not file.exists():
-        raise BadFile("there is no such walk", field=str(file))
-    stored = dict(np.load(file))
-    depth = max((n for n in stored if n.startswith("depth")), key=lambda n: int(n[5:]))
-    return Answers(list(_cut(_streams(folder, name), stored, depth)))
-
-
-def births(folder: Path) -> list[dict[str, Any]]:
-    """Where the walks come from. Raises BadFile for a folder without any."""
-    found = [json.loads(file.read_text()) for file in sorted(folder.glob("birth*.json"))]
-    if not found:
-        raise BadFile("holds no walks", field=str(folder))
-    return found
-
-
-def _streams(folder: Path, name: str) -> list[dict[str, Any]]:
     temperature = name.split("_t")[1].split("_")[0]
-    found: list[dict[str, Any]] = json.loads((folder / f"t{temperature}_streams.json").read_text())
-    return found
+    file, streams = folder / f"{name}.npz", folder / f"t{temperature}_streams.json"
+    for one in (file, streams):
+        if not one.exists():
+            raise BadFile("there is no such walk", field=str(one))
+    stored, told = dict(np.load(file)), json.loads(streams.read_text())
+    depths = sorted(int(key[5:]) for key in stored if key.startswith("depth"))
+    return {depth: Answers(list(_cut(told, stored, f"depth{depth}"))) for depth in depths}
+
+
+def record_of(folder: Path, what: str) -> dict[str, Any]:
+    """What a result of these walks begins with. Raises BadFile for a folder without any."""
+    births = [json.loads(file.read_text()) for file in sorted(folder.glob("birth*.json"))]
+    if not births:
+        raise BadFile("holds no walks", field=str(folder))
+    return {
+        "what": what,
+        **births[0],
+        "recorded_by": [birth["command"] for birth in births],
+        "command": "python " + " ".join(sys.argv),
+    }
 
 
 def _cut(
     streams: list[dict[str, Any]], stored: dict[str, np.ndarray], depth: str
 ) -> Iterator[Answer]:
-    at = 0
     values, levels = stored.get("values"), stored.get("levels")
+    at = 0
     for stream in streams:
         here = slice(at, at + len(stream["answer"]))
         at = here.stop

@@ -102,7 +102,7 @@ def both(case: Case) -> list[str]:
     told, known = grown(case, lambda grower: grower.spelled_out)
     found = [f"pool.{name}" for name in differing(pool, told)]
     for depth, (one, other) in enumerate(zip(frontiers, known, strict=True), start=1):
-        ours = replace(one, position_BF=None, below_BF=None)
+        ours = replace(one, below_BF=None)
         found += [f"{depth}.{name}" for name in differing(ours, other)]
     return found
 
@@ -173,14 +173,12 @@ def test_of_equally_valuable_nodes_the_first_goes_on() -> None:
     assert all(len(set(row)) < len(row) for row in level.tolist())
 
 
-def test_rows_and_their_children_stand_behind_the_root() -> None:
+def test_children_of_rows_stand_behind_the_root() -> None:
     frontiers = grown(Case(SHAPES["odd"]), lambda grower: grow)[1]
     for depth, frontier in enumerate(frontiers, start=1):
         rows = frontier.tokens_BF.shape[1]
-        want_BF = torch.tensor([[5 + depth], [8 + depth], [11 + depth]]).expand(-1, rows)
-        assert frontier.position_BF is not None and frontier.below_BF is not None
-        assert torch.equal(frontier.position_BF.cpu(), want_BF)
-        assert torch.equal(frontier.below_BF.cpu(), want_BF + 1)
+        want_BF = torch.tensor([[6 + depth], [9 + depth], [12 + depth]]).expand(-1, rows)
+        assert frontier.below_BF is not None and torch.equal(frontier.below_BF.cpu(), want_BF)
 
 
 def test_the_comparison_can_fail() -> None:

@@ -396,6 +396,23 @@ def test_on_a_gpu_both_records_are_those_of_the_device(dtype: torch.dtype) -> No
     assert torch.equal(fresh.score(Stretch(0, 0, STOP))[0], alone)
 
 
+@torch.inference_mode()
+def test_a_sum_that_a_product_left_over_is_made_once_before_a_fused_one() -> None:
+    layer = wide_decoder().layers[0]
+    rng = torch.Generator().manual_seed(2)
+    x_TC, more_TC = torch.randn(2, 5, 32, generator=rng).to(DEVICE)
+    for block, norm, by in (
+        ("norm_linear", layer.attention_norm, layer.attention.qkv),
+        ("gate_linear", layer.mlp_norm, layer.mlp.gate_up),
+    ):
+        told = getattr(TORCH, block)(Stream(x_TC, more_TC), norm, by)
+        heard = getattr(INVARIANT, block)(Stream(x_TC, more_TC), norm, by)
+        alone = getattr(INVARIANT, block)(Stream(x_TC), norm, by)
+        for one, other in zip(heard, told, strict=True):
+            torch.testing.assert_close(one, other, atol=3e-5, rtol=0)
+        assert (alone[1] - told[1]).abs().max() > 0.01, "the comparison can fail"
+
+
 def test_weights_that_torch_multiplies_faster_are_left_to_it_from_some_rows_on() -> None:
     heard: list[str] = []
     by_rows = ByRows(Named("few", heard), Named("many", heard), most=64)  # type: ignore[arg-type]

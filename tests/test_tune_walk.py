@@ -88,14 +88,13 @@ def test_intervals_hold_the_mean_and_shrink_where_prompts_agree() -> None:
 
 def test_a_gain_is_paired_prompt_by_prompt() -> None:
     # prompts differ widely, and the better drafter has twice the tokens of every one of them
-    good = [walk(np.tile([0] * n, (12 * n, 1)), 1) for n in (1, 3, 1, 3)]
-    poor = [walk(np.full((len(w.roots_R) * 4, 1), ABSENT), 1) for w in good]
-    poor = [
-        replace(p, tokens=g.tokens, rounds=2 * g.rounds) for p, g in zip(poor, good, strict=True)
-    ]
+    poor = [walk(np.full((12, 3), 9), nodes) for nodes in (1, 10, 1, 10)]
+    good = [replace(one, tokens=2 * one.tokens) for one in poor]
     found = gains({"a": good}, {"a": poor}, 200, np.random.default_rng(0))
     assert found["a"] == found["all"]
     assert found["a"].low == pytest.approx(1.0) and found["a"].high == pytest.approx(1.0)
+    apart = bootstrap({"a": good}, 200, np.random.default_rng(0))["a"]
+    assert apart.high / apart.low > 1.5, "each by itself is far from sure"
 
 
 def test_a_gain_over_itself_is_none() -> None:

@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from furcate.early import early, take_turn
 from furcate.kernels.draft_head import Children, Scale
 from furcate.kernels.draws import Draws
 from furcate.kernels.noise_triton import gumbel, words_at, words_of_blocks
@@ -69,7 +68,6 @@ def draft_head(
         C=lanes,
         num_warps=4,
         enable_fp_fusion=False,  # scores round as the torch path has them
-        **early(logits_NV.device),
     )
     word_NC = draws.seed_B.new_empty((rows, count))
     weight_NC = draws.temperature_B.new_empty((rows, count))
@@ -89,7 +87,6 @@ def draft_head(
         C=lanes,
         X=triton.next_power_of_2(tiles),
         num_warps=4,
-        **early(logits_NV.device),
     )
     return Children(word_NC, weight_NC, entropy_N)
 
@@ -112,10 +109,8 @@ def _best_of_tile(
     floor,
     Q: tl.constexpr,
     C: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     """Of one tile: the best C as sort keys, the best score, and the sums that make a law of all."""
-    take_turn(PDL)
     row = tl.program_id(0)
     tile = tl.program_id(1)
     request = row // each
@@ -168,9 +163,7 @@ def _best_of_row(
     floor,
     C: tl.constexpr,
     X: tl.constexpr,
-    PDL: tl.constexpr,
 ):
-    take_turn(PDL)
     row = tl.program_id(0)
     m_M = tl.arange(0, X * C)
     key_M = tl.load(key_ptr + row * tiles * C + m_M, mask=m_M < tiles * C, other=_NOBODY)

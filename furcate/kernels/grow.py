@@ -54,8 +54,7 @@ class Frontier:
     index_BF: Tensor  # int64, place in the pool
     row_BF: Tensor  # int64, place of the parent in the frontier before
     seen_BFN: Tensor  # bool, frontier nodes on the row's own path, itself included
-    position_BF: Tensor | None = None  # int64, of the rows; None: to be computed by who asks
-    below_BF: Tensor | None = None  # int64, of their children; None likewise
+    below_BF: Tensor | None = None  # int64, positions of their children; None: not computed
 
 
 @dataclass(frozen=True, slots=True)

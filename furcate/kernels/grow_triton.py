@@ -64,7 +64,7 @@ def grow(
     _grow[(batch,)](
         *given,
         *written,
-        *_fields(next_up, 8),
+        *_fields(next_up, 7),
         rows,
         children,
         int(served > 1),
@@ -93,14 +93,10 @@ def _empty(frontier: Frontier | None, rows: int, trees: Trees) -> Frontier:
     """A frontier that nobody has written yet."""
     batch = len(trees.length_B)
     above = 0 if frontier is None else frontier.seen_BFN.shape[2]
-    tokens_BF, index_BF, row_BF, position_BF, below_BF = trees.length_B.new_empty(
-        (5, batch, rows)
-    ).unbind()
+    tokens_BF, index_BF, row_BF, below_BF = trees.length_B.new_empty((4, batch, rows)).unbind()
     value_BF, plain_BF = trees.pool.value_BP.new_empty((2, batch, rows)).unbind()
     seen_BFN = trees.length_B.new_empty((batch, rows, above + rows), dtype=torch.bool)
-    return Frontier(
-        tokens_BF, value_BF, plain_BF, index_BF, row_BF, seen_BFN, position_BF, below_BF
-    )
+    return Frontier(tokens_BF, value_BF, plain_BF, index_BF, row_BF, seen_BFN, below_BF)
 
 
 def _fields(frontier: Frontier | None, count: int) -> tuple[Tensor | None, ...]:
@@ -109,7 +105,7 @@ def _fields(frontier: Frontier | None, count: int) -> tuple[Tensor | None, ...]:
         return (None,) * count
     f = frontier
     above = (f.value_BF, f.plain_BF, f.index_BF, f.seen_BFN)
-    return (*above, f.tokens_BF, f.row_BF, f.position_BF, f.below_BF)[:count]
+    return (*above, f.tokens_BF, f.row_BF, f.below_BF)[:count]
 
 
 @triton.jit
@@ -140,7 +136,6 @@ def _grow(
     next_seen_ptr,
     next_tokens_ptr,
     next_row_ptr,
-    next_position_ptr,
     next_below_ptr,
     rows,
     children,
@@ -232,9 +227,8 @@ def _grow(
         tl.store(next_tokens_ptr + next_R, tl.gather(token_X, pick_R, 0), mask=on_R)
         tl.store(next_index_ptr + next_R, zero_R + pick_R + begin, mask=on_R)
         tl.store(next_row_ptr + next_R, zero_R + came_R, mask=on_R)
-        position = tl.load(length_ptr + b) + depth
-        tl.store(next_position_ptr + next_R, zero_R + position, mask=on_R)
-        tl.store(next_below_ptr + next_R, zero_R + position + 1, mask=on_R)
+        below = tl.load(length_ptr + b) + depth + 1
+        tl.store(next_below_ptr + next_R, zero_R + below, mask=on_R)
         for first in range(0, above + going_on, W):
             n_W = first + tl.arange(0, W)
             seen_RW = n_W[None, :] - above == r_R[:, None]

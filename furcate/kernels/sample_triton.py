@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from furcate.early import early, take_turn
 from furcate.kernels.draws import Draws
 from furcate.kernels.noise_triton import ceiling, gumbel, words_of_blocks
 
@@ -68,17 +67,9 @@ def sample(
         Q=_BLOCKS,
         num_warps=4,
         enable_fp_fusion=False,  # rounds as the torch path does
-        **early(logits_TV.device),
     )
     _best_of_row[(rows,)](
-        best_TS,
-        token_TS,
-        token_T,
-        broken_T,
-        shares,
-        S=triton.next_power_of_2(shares),
-        num_warps=1,
-        **early(logits_TV.device),
+        best_TS, token_TS, token_T, broken_T, shares, S=triton.next_power_of_2(shares), num_warps=1
     )
     return token_T
 
@@ -98,14 +89,12 @@ def _best_of_share(
     stride,
     length,
     Q: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     """The best score of one row in [share * length, (share + 1) * length), and its token.
 
     The exact noise costs two logarithms and a division per token. Most tiles cannot beat the best
     so far even with an upper bound in its place, and are left at that.
     """
-    take_turn(PDL)
     row = tl.program_id(0)
     share = tl.program_id(1)
     request = row // each
@@ -144,10 +133,7 @@ def _best_of_share(
 
 
 @triton.jit
-def _best_of_row(
-    best_ptr, token_ptr, out_ptr, broken_ptr, shares, S: tl.constexpr, PDL: tl.constexpr
-):
-    take_turn(PDL)
+def _best_of_row(best_ptr, token_ptr, out_ptr, broken_ptr, shares, S: tl.constexpr):
     row = tl.program_id(0)
     s_S = tl.arange(0, S)
     best_S = tl.load(best_ptr + row * shares + s_S, mask=s_S < shares, other=float("-inf"))

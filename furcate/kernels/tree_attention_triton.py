@@ -15,7 +15,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from furcate.early import early, take_turn
 from furcate.kernels.tree_attention import Keys, Sight
 
 __all__ = ["Tile", "look", "look_invariant", "one_tile", "splits_for", "tile_for", "tree_attention"]
@@ -169,7 +168,6 @@ def tree_attention(
         PRECISION="ieee" if q_THD.dtype == torch.float32 else None,
         num_warps=cut.warps,
         num_stages=cut.stages,
-        **early(q_THD.device),
     )
     if parts.weight_XTH is None:
         return parts.out_XTHD[0]
@@ -187,7 +185,6 @@ def tree_attention(
         X=_JOINED if chunk else min(_JOINED, triton.next_power_of_2(splits)),
         D=size,
         num_warps=1,
-        **early(q_THD.device),
     )
     return out_THD
 
@@ -240,10 +237,8 @@ def _attend(
     M: tl.constexpr,
     N: tl.constexpr,
     PRECISION: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     """One key head, one tile of packed rows, one share of the columns of one request."""
-    take_turn(PDL)
     kv = tl.program_id(0) % KV
     tile = tl.program_id(0) // KV
     split = tl.program_id(1)
@@ -369,10 +364,8 @@ def _join(
     CHUNK: tl.constexpr,
     X: tl.constexpr,
     D: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     """One row and head: the splits' means by their weights; a split that saw nothing weighs 0."""
-    take_turn(PDL)
     at = tl.program_id(0).to(tl.int64)
     d_D = tl.arange(0, D)
     splits = SPLITS

@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from furcate.early import early, take_turn
 from furcate.kernels.tree_attention import Keys
 
 __all__ = ["turn_write"]
@@ -51,7 +50,6 @@ def turn_write(
         F=size // 2,
         B=block,
         num_warps=max(1, block * size // 512),
-        **early(qkv_TAD.device),
     )
     return q_THD
 
@@ -70,10 +68,8 @@ def _turn_write(
     K: tl.constexpr,
     F: tl.constexpr,
     B: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     """Some heads of one row; pair i of a head is entries i and i + F."""
-    take_turn(PDL)
     row = tl.program_id(0).to(tl.int64)
     a_B1 = (tl.program_id(1) * B + tl.arange(0, B))[:, None]
     pair_1F = tl.arange(0, F)[None, :]

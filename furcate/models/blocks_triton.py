@@ -22,10 +22,11 @@ from furcate.models.product_triton import Size, Tile, fitting_tile, one_tile, pr
 __all__ = ["FEW", "INVARIANT", "TRITON", "ByRows", "Fused"]
 
 FEW = 64  # rows up to which the fused products are taken
-# Of weights between these bytes torch's product is the faster one from so many rows on. Measured
-# on an H200 in bf16, microseconds fused and apart: 50 MB 22 and 23 with 8 rows, 30 and 23 with 32,
-# 49 and 23 with 64; 117 MB 37 and 34, 44 and 35, 67 and 38. Not so for 235 MB, gated: 65 and 78
-# with 32 rows, 75 and 80 with 64; nor for scores, 1 GB: 252 and 268, 259 and 282.
+# Of weights between these bytes torch's product is taken from so many rows on. Measured on an H200
+# in bf16, microseconds fused and by torch behind our norm: 50 MB 30 and 18 with 32 rows, 49 and 18
+# with 64; 117 MB 44 and 35, 67 and 39; with 8 rows fused ones take 22 and 37, and nothing was
+# measured between. Not so for 235 MB, gated: 65 and 74, 74 and 79; nor for scores, 1 GB: 252 and
+# 269, 259 and 283.
 _APART = (16 << 20, 160 << 20)
 _APART_FROM = 9
 
@@ -48,18 +49,12 @@ class Fused:
     def norm_linear(
         self, stream: Stream, norm: RmsNorm | None, by: Matrix
     ) -> tuple[Tensor, Tensor]:
-        if norm is not None and stream.more_TC is not None:
-            x_TC, normed_TC = self.norm(stream, norm)
-            return x_TC, product(normed_TC, by, self.cut)
-        x_TC = stream.whole()
-        return x_TC, product(x_TC, by, self.cut, norm=norm)
+        x_TC, read_TC, left = _before(stream, norm)
+        return x_TC, product(read_TC, by, self.cut, norm=left)
 
     def gate_linear(self, stream: Stream, norm: RmsNorm, by: Matrix) -> tuple[Tensor, Tensor]:
-        if stream.more_TC is not None:
-            x_TC, normed_TC = self.norm(stream, norm)
-            return x_TC, product(normed_TC, by, self.cut, gated=True)
-        x_TC = stream.whole()
-        return x_TC, product(x_TC, by, self.cut, norm=norm, gated=True)
+        x_TC, read_TC, left = _before(stream, norm)
+        return x_TC, product(read_TC, by, self.cut, norm=left, gated=True)
 
     def linear_add(self, y_TI: Tensor, by: Matrix, x_TC: Tensor) -> Stream:
         return Stream(product(y_TI, by, self.cut, add_TO=x_TC))
@@ -96,6 +91,14 @@ class ByRows:
         least, most = _APART
         apart = by is not None and least <= by.weight.nbytes <= most and len(x) >= _APART_FROM
         return self.many if apart else self.few
+
+
+def _before(stream: Stream, norm: RmsNorm | None) -> tuple[Tensor, Tensor, RmsNorm | None]:
+    """(the stream, what the product reads, the norm that is left to it): a sum is made once."""
+    if norm is None or stream.more_TC is None:
+        x_TC = stream.whole()
+        return x_TC, x_TC, norm
+    return *norm_triton.add_norm(stream.x_TC, stream.more_TC, norm), None
 
 
 def _add_norm(x: Tensor, more: Tensor | None, norm: RmsNorm) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from furcate.early import early, take_turn
 from furcate.models.norm import RmsNorm
 
 __all__ = ["add_norm"]
@@ -40,7 +39,6 @@ def add_norm(x: Tensor, more: Tensor | None, norm: RmsNorm) -> tuple[Tensor, Ten
         norm.eps,
         B=block,
         num_warps=min(16, max(4, block // 512)),
-        **early(x.device),
     )
     return total, normed
 
@@ -62,9 +60,7 @@ def _add_norm(
     more_stride,
     eps,
     B: tl.constexpr,
-    PDL: tl.constexpr,
 ):
-    take_turn(PDL)
     row = tl.program_id(0).to(tl.int64)
     at_B = tl.arange(0, B)
     used_B = at_B < size

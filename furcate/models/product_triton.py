@@ -14,9 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from furcate.early import early
 from furcate.models.linear import Matrix
 from furcate.models.norm import RmsNorm
 
@@ -28,10 +26,8 @@ _MOST_ROWS = 64
 _PROGRAMS = 128  # from so many on a device is busy, and programs may be wider instead
 _PROCESSORS = 132
 _LONG = 2048  # inputs
-_STAGED = 128 * 1024  # bytes on their way into a processor, which the next kernel enters too
+_STAGED = 128 * 1024  # bytes on their way into the programs of a processor
 _SHARING = 3  # programs of a processor that count on it
-_FETCHED = 32 * 1024  # bytes of the weight that a program asks for while it waits to begin
-_LINE = 128  # bytes that come together
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,19 +125,10 @@ def product(
         N=tile.outputs,
         K=tile.inputs,
         PRECISION="ieee" if x_TI.dtype == torch.float32 else None,
-        LINE=_LINE // x_TI.element_size(),
-        LINES=_lines(tile, inputs, x_TI.element_size()),
         num_warps=tile.warps,
         num_stages=tile.stages,
-        **early(x_TI.device),
     )
     return out_TO
-
-
-def _lines(tile: Tile, inputs: int, itemsize: int) -> int:
-    """Lines of each row of the weight that are asked for ahead, a power of two."""
-    most = min(_FETCHED // tile.outputs, inputs * itemsize) // _LINE
-    return 1 << (max(1, most).bit_length() - 1)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -163,9 +150,6 @@ def _product(
     N: tl.constexpr,
     K: tl.constexpr,
     PRECISION: tl.constexpr,
-    LINE: tl.constexpr,
-    LINES: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     """One tile of rows and outputs. Weights are the left factor, whose side does not depend on M,
     so that the same instructions add up a row's products for every number of rows."""
@@ -174,10 +158,6 @@ def _product(
     n_N = o_N.to(tl.int64)
     if GATED:  # each gate beside its up
         n_N = n_N // 2 + n_N % 2 * (O // 2)
-    if PDL:
-        gdc_launch_dependents()
-        _fetch(weight_ptr + tl.minimum(n_N, O - 1)[:, None] * I + tl.arange(0, LINES) * LINE)
-        gdc_wait()
     k_K = tl.arange(0, K)
     used_M, used_N = m_M < rows, o_N < O
     x_at_MK = x_ptr + m_M[:, None] * x_stride + k_K[None, :]
@@ -221,16 +201,3 @@ def _product(
             add_at_NM = add_ptr + m_M[None, :] * add_stride + o_N[:, None]
             acc_NM += tl.load(add_at_NM, mask=used_NM, other=0.0).to(tl.float32)
         tl.store(out_ptr + m_M[None, :] * O + o_N[:, None], acc_NM, mask=used_NM)
-
-
-@triton.jit
-def _fetch(at):
-    """Bring the lines that these pointers lie in into the L2 cache; nobody waits for them."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-        "=r,l",
-        [at.to(tl.int64)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )

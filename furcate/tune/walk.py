@@ -30,10 +30,14 @@ class Walk:
     """What one answer took: `tokens` emitted in `rounds` rounds, bonus tokens included."""
 
     tokens: int
-    rounds: int
     tried_D: npt.NDArray[np.int64]  # rounds in which depth d + 1 could be tried
     held_D: npt.NDArray[np.int64]  # and in which the tree held the target's token there
     roots_R: npt.NDArray[np.int64]  # where its rounds began
+
+    @property
+    def rounds(self) -> int:
+        """How many there were."""
+        return len(self.roots_R)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ def walk(ranks_TD: Ranks, nodes: int | Ranks) -> Walk:
         was_held_D[:accepted] += 1
         roots.append(at)
         at += accepted + 1
-    return Walk(total, len(roots), tried_D, was_held_D, np.array(roots, dtype=np.int64))
+    return Walk(total, tried_D, was_held_D, np.array(roots, dtype=np.int64))
 
 
 def walk_together(
