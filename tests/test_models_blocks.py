@@ -23,12 +23,12 @@ from furcate.kernels.backend import Kernels, Look, kernels_of
 from furcate.kernels.tree_attention import Places, Sight, behind
 from furcate.kernels.tree_attention_triton import tree_attention as on_device
 from furcate.kv.cache import CacheShape, PagedCache
-from furcate.models import blocks_triton, norm_triton, product_triton
+from furcate.models import blocks_triton, norm_triton, product_triton, row_triton
 from furcate.models.blocks import TORCH, Blocks, Stream, blocks_of
 from furcate.models.blocks_triton import INVARIANT, TRITON, ByRows
 from furcate.models.causal import causal_attend
 from furcate.models.decoder import Decoder
-from furcate.models.product_triton import Size, Tile, one_tile
+from furcate.models.product_triton import Size, Tile, one_tile, tiled
 from furcate.models.weights import places
 
 pytestmark = MARKS
@@ -135,6 +135,7 @@ class Launches:
         self.count: Counter[str] = Counter()
         for module, name in (
             (product_triton, "_product"),
+            (row_triton, "_row"),
             (norm_triton, "_add_norm"),
             (turn_write_triton, "_turn_write"),
             (tree_attention_triton, "_attend"),
@@ -175,11 +176,11 @@ def _is_view(out: Any, args: Any) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("blocks", "kernels", "rows", "joins"),
+    ("blocks", "kernels", "rows", "product", "joins"),
     [
-        (TRITON, round_kernels.TRITON, 1, 0),
-        (TRITON, round_kernels.TRITON, 20, 0),
-        (INVARIANT, round_kernels.INVARIANT, 20, 1),
+        (TRITON, round_kernels.TRITON, 1, "_row", 0),
+        (TRITON, round_kernels.TRITON, 20, "_product", 0),
+        (INVARIANT, round_kernels.INVARIANT, 20, "_product", 1),
     ],
     ids=["plain", "tree", "invariant"],
 )
@@ -187,6 +188,7 @@ def test_a_layer_takes_at_most_seven_launches(
     blocks: Blocks,
     kernels: Kernels,
     rows: int,
+    product: str,
     joins: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -194,7 +196,7 @@ def test_a_layer_takes_at_most_seven_launches(
     launches = Launches(monkeypatch)
     Scorer(wide_decoder(), blocks, kernels).score(Stretch(0, 0, rows))
     found = launches.count
-    assert found.pop("_product") == 4 * layers + 1, "of each layer, and the scores"
+    assert found.pop(product) == 4 * layers + 1, "of each layer, and the scores"
     assert found.pop("_add_norm") == 1, "the last norm; the others are parts of products"
     assert found.pop("_join", 0) == joins * layers
     assert found == {"_turn_write": layers, "_attend": layers}
@@ -346,7 +348,7 @@ def _careless_attention(sight: Sight, group: int, dtype: torch.dtype) -> Look:
 def test_rows_that_depend_on_others_are_noticed(at_fault: str) -> None:
     blocks, kernels = INVARIANT, round_kernels.INVARIANT
     if at_fault == "products":
-        blocks = blocks_triton.Fused(_careless_products)
+        blocks = blocks_triton.Fused(tiled(_careless_products))
     if at_fault == "attention":
         kernels = replace(kernels, look=_careless_attention)
     decoder = wide_decoder()
@@ -424,6 +426,7 @@ def test_weights_that_torch_multiplies_faster_are_left_to_it_from_some_rows_on()
             by_rows.linear(torch.empty((rows, inputs), dtype=torch.bfloat16, device="meta"), by)
         return heard[-1]
 
-    assert [asked(rows, 4096, 14336) for rows in (8, 9, 64)] == ["few", "many", "many"]
+    assert [asked(rows, 4096, 14336) for rows in (7, 8, 64)] == ["few", "many", "many"]
+    assert [asked(rows, 28672, 4096) for rows in (8, 32, 33)] == ["few", "few", "many"]
     assert asked(64, 576, 1536) == "few", "a small one"
     assert asked(64, 128256, 4096) == "few", "the scores"

@@ -16,7 +16,8 @@ from furcate.models.blocks import TORCH, Stream
 from furcate.models.blocks_triton import Fused
 from furcate.models.linear import Linear
 from furcate.models.norm import RmsNorm
-from furcate.models.product_triton import Size, Tile, fitting_tile, one_tile, product
+from furcate.models.product_triton import Size, Tile, fitting_tile, one_tile, product, tiled
+from furcate.models.row_triton import row_product
 
 pytestmark = MARKS
 
@@ -27,6 +28,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 1.2e-2, torch.bfloat16: 1e-1}
 # the interpreter multiplies bfloat16 as the integers that hold its bits
 DTYPES = [d for d in TOLERANCE if d != torch.bfloat16 or DEVICE.type == "cuda"]
 SIZES = [(1, 16, 16), (5, 48, 21), (16, 33, 40), (64, 40, 90), (7, 300, 18)]
+WAYS = {"fitting": tiled(fitting_tile), "one": tiled(one_tile), "row": row_product}
 SMOL, EIGHT = (576, 1536, 49152), (4096, 14336, 128256)  # hidden and inner size, vocabulary
 
 
@@ -99,25 +101,34 @@ def worst(found: Tensor, wanted: Tensor) -> float:
     return float((found.cpu().double() - wanted).abs().nan_to_num(nan=torch.inf).max())
 
 
-@pytest.mark.parametrize("cut", [fitting_tile, one_tile], ids=["fitting", "one"])
+@pytest.mark.parametrize("way", ["fitting", "one", "row"])
 @pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_every_product_is_that_of_the_reference(
-    size: tuple[int, int, int], dtype: torch.dtype, bias: bool, cut: object
+    size: tuple[int, int, int], dtype: torch.dtype, bias: bool, way: str
 ) -> None:
-    case = random_case(*size, dtype, bias)
+    case = random_case(*((1, *size[1:]) if way == "row" else size), dtype, bias)
     wanted = case.to(torch.float64, torch.device("cpu")).results(TORCH)
-    assert callable(cut)
-    for name, found in case.results(Fused(cut)).items():
+    for name, found in case.results(Fused(WAYS[way])).items():
         assert found.dtype == dtype
         assert worst(found, wanted[name]) <= TOLERANCE[dtype], name
+
+
+@pytest.mark.parametrize("size", [(1, 5000, 9), (1, 4096, 2), (1, 40, 801)], ids=str)
+def test_a_row_takes_several_steps_and_several_outputs_a_program(
+    size: tuple[int, int, int],
+) -> None:
+    case = random_case(*size, torch.float32, bias=True)
+    wanted = case.to(torch.float64, torch.device("cpu")).results(TORCH)
+    for name, found in case.results(Fused(row_product)).items():
+        assert worst(found, wanted[name]) <= TOLERANCE[torch.float32], name
 
 
 def test_more_rows_than_a_tile_has_take_more_tiles() -> None:
     case = random_case(70, 20, 18, torch.float32, bias=True)
     wanted = case.to(torch.float64, torch.device("cpu")).results(TORCH)
-    for name, found in case.results(Fused(fitting_tile)).items():
+    for name, found in case.results(Fused(tiled(fitting_tile))).items():
         assert worst(found, wanted[name]) <= TOLERANCE[torch.float32], name
 
 
@@ -126,7 +137,7 @@ def test_the_comparison_can_fail() -> None:
     exact = case.to(torch.float64, torch.device("cpu"))
     exact.by.weight[3] *= 1.001
     wanted = exact.results(TORCH)
-    for name, found in case.results(Fused(fitting_tile)).items():
+    for name, found in case.results(Fused(tiled(fitting_tile))).items():
         assert worst(found, wanted[name]) > 1e-4, name
 
 
@@ -135,14 +146,14 @@ def test_a_norm_of_float16_does_not_overflow_where_its_result_does_not() -> None
     case.x_TI[1, 5] = 60000.0
     case.norm.weight[5] = 8.0
     wanted = case.to(torch.float64, torch.device("cpu")).results(TORCH)
-    found = case.results(Fused(fitting_tile))
+    found = case.results(Fused(tiled(fitting_tile)))
     assert worst(found["norm_linear"], wanted["norm_linear"]) <= 2e-2  # of 45, that is float16
 
 
 def test_what_is_given_stays_as_it_is() -> None:
     case = random_case(5, 48, 21, torch.float32, bias=True)
     kept = [x.clone() for x in (case.x_TI, case.add_TO, case.by.weight)]
-    case.results(Fused(fitting_tile))
+    case.results(Fused(tiled(fitting_tile)))
     for now, before in zip((case.x_TI, case.add_TO, case.by.weight), kept, strict=True):
         assert torch.equal(now, before)
 
@@ -164,9 +175,9 @@ def rows_of(case: Case, rows: list[int]) -> Case:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_row_is_the_same_bit_for_bit_among_any_others(dtype: torch.dtype) -> None:
     case = random_case(70, 300, 40, dtype, bias=True)
-    whole = case.results(Fused(one_tile))
+    whole = case.results(Fused(tiled(one_tile)))
     for rows in ([0], [69], [33], [5, 40, 69], list(range(1, 60)), list(range(69, -1, -1))):
-        for name, found in rows_of(case, rows).results(Fused(one_tile)).items():
+        for name, found in rows_of(case, rows).results(Fused(tiled(one_tile))).items():
             assert torch.equal(found, whole[name][rows]), (name, rows)
 
 
@@ -176,8 +187,8 @@ def test_another_order_of_sums_is_noticed() -> None:
     by = linear_of(case.by.weight.flip(1), case.by.bias, torch.float32, DEVICE)
     norm = norm_of(case.norm.weight.flip(0), torch.float32, DEVICE)
     back = replace(case, x_TI=case.x_TI.flip(1), by=by, norm=norm)
-    there = case.results(Fused(one_tile))
-    for name, found in back.results(Fused(one_tile)).items():
+    there = case.results(Fused(tiled(one_tile)))
+    for name, found in back.results(Fused(tiled(one_tile))).items():
         assert not torch.equal(found, there[name]), name
         assert worst(found, there[name].cpu().double()) <= 2 * TOLERANCE[torch.float32], name
 
@@ -193,8 +204,8 @@ def test_steps_that_depend_on_the_number_of_rows_are_noticed() -> None:
     # 187 of them in steps of 16, and 46 in steps of 64
     case.x_TI[3] = 0.9**0.5 * 2.0**-12
     case.x_TI[3, 0] = 1.0
-    whole = case.results(Fused(careless))
-    alone = rows_of(case, [3]).results(Fused(careless))
+    whole = case.results(Fused(tiled(careless)))
+    alone = rows_of(case, [3]).results(Fused(tiled(careless)))
     for name in ("norm_linear", "gate_linear"):
         assert not torch.equal(alone[name], whole[name][[3]]), name
 
@@ -228,9 +239,7 @@ def test_tiles_fill_a_device_and_fit_into_it(sizes: tuple[int, int, int], rows: 
         size = Size(rows, outputs, inputs, torch.bfloat16)
         for tile in (fitting_tile(size), one_tile(size)):
             programs = outputs // tile.outputs
-            assert programs >= 128 or tile.outputs == 16, (
-                "a narrow product is cut as fine as can be"
-            )
+            assert programs >= 96 or tile.outputs == 16, "a narrow product is cut as fine as can be"
             assert programs < 256 or tile.outputs == (64 if inputs < 2048 else 128)
             staged = tile.stages * tile.inputs * (tile.outputs + tile.rows) * 2
             assert staged <= 160 * 1024, "a processor has 227 KiB"

@@ -5,7 +5,6 @@ Legend: T flat rows, C hidden size, I inputs, O outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,18 +16,17 @@ from furcate.models.blocks import Apart, Blocks, Stream
 from furcate.models.gate_triton import gated
 from furcate.models.linear import Matrix, linear
 from furcate.models.norm import RmsNorm
-from furcate.models.product_triton import Size, Tile, fitting_tile, one_tile, product
+from furcate.models.product_triton import Multiply, fitting_tile, one_tile, tiled
+from furcate.models.row_triton import row_product
 
 __all__ = ["FEW", "INVARIANT", "TRITON", "ByRows", "Fused"]
 
 FEW = 64  # rows up to which the fused products are taken
 # Of weights between these bytes torch's product is taken from so many rows on. Measured on an H200
-# in bf16, microseconds fused and by torch behind our norm: 50 MB 30 and 18 with 32 rows, 49 and 18
-# with 64; 117 MB 44 and 35, 67 and 39; with 8 rows fused ones take 22 and 37, and nothing was
-# measured between. Not so for 235 MB, gated: 65 and 74, 74 and 79; nor for scores, 1 GB: 252 and
-# 269, 259 and 283.
-_APART = (16 << 20, 160 << 20)
-_APART_FROM = 9
+# in bf16, microseconds fused and by torch behind our norm: 50 MB 22 and 22 with 8 rows, 30 and 18
+# with 32, 49 and 18 with 64; 117 MB 37 and 35, 44 and 35, 67 and 39; 235 MB, gated, 65 and 74 with
+# 32 rows, 74 and 68 with 64. Not so for scores, 1 GB: 252 and 269, 259 and 283.
+_APART = ((16 << 20, 160 << 20, 8), (160 << 20, 512 << 20, 33))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,26 +36,26 @@ class Fused:
     For inference only.
     """
 
-    cut: Callable[[Size], Tile]
+    multiply: Multiply
 
     def norm(self, stream: Stream, norm: RmsNorm) -> tuple[Tensor, Tensor]:
         return norm_triton.add_norm(stream.x_TC, stream.more_TC, norm)
 
     def linear(self, x_TI: Tensor, by: Matrix) -> Tensor:
-        return product(x_TI, by, self.cut)
+        return self.multiply(x_TI, by)
 
     def norm_linear(
         self, stream: Stream, norm: RmsNorm | None, by: Matrix
     ) -> tuple[Tensor, Tensor]:
         x_TC, read_TC, left = _before(stream, norm)
-        return x_TC, product(read_TC, by, self.cut, norm=left)
+        return x_TC, self.multiply(read_TC, by, norm=left)
 
     def gate_linear(self, stream: Stream, norm: RmsNorm, by: Matrix) -> tuple[Tensor, Tensor]:
         x_TC, read_TC, left = _before(stream, norm)
-        return x_TC, product(read_TC, by, self.cut, norm=left, gated=True)
+        return x_TC, self.multiply(read_TC, by, norm=left, gated=True)
 
     def linear_add(self, y_TI: Tensor, by: Matrix, x_TC: Tensor) -> Stream:
-        return Stream(product(y_TI, by, self.cut, add_TO=x_TC))
+        return Stream(self.multiply(y_TI, by, add=x_TC))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,7 @@ class ByRows:
         return self._for(stream.x_TC, by).norm_linear(stream, norm, by)
 
     def gate_linear(self, stream: Stream, norm: RmsNorm, by: Matrix) -> tuple[Tensor, Tensor]:
-        return self._for(stream.x_TC).gate_linear(stream, norm, by)
+        return self._for(stream.x_TC, by).gate_linear(stream, norm, by)
 
     def linear_add(self, y_TI: Tensor, by: Matrix, x_TC: Tensor) -> Stream:
         return self._for(y_TI, by).linear_add(y_TI, by, x_TC)
@@ -88,9 +86,13 @@ class ByRows:
     def _for(self, x: Tensor, by: Matrix | None = None) -> Blocks:
         if len(x) > self.most or not _for_inference():
             return self.many
-        least, most = _APART
-        apart = by is not None and least <= by.weight.nbytes <= most and len(x) >= _APART_FROM
-        return self.many if apart else self.few
+        return self.many if by is not None and _is_apart(len(x), by) else self.few
+
+
+def _is_apart(rows: int, by: Matrix) -> bool:
+    """Whether torch's product of so many rows is the faster one."""
+    size = by.weight.nbytes
+    return any(least <= size <= most and rows >= start for least, most, start in _APART)
 
 
 def _before(stream: Stream, norm: RmsNorm | None) -> tuple[Tensor, Tensor, RmsNorm | None]:
@@ -111,7 +113,9 @@ def _for_inference() -> bool:
     return not torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
-TRITON: Blocks = ByRows(Fused(fitting_tile), Apart(_add_norm, linear, gated), FEW)
+_SOME = ByRows(Fused(tiled(fitting_tile)), Apart(_add_norm, linear, gated), FEW)
 
-INVARIANT: Blocks = Fused(one_tile)
+TRITON: Blocks = ByRows(Fused(row_product), _SOME, most=1)
+
+INVARIANT: Blocks = Fused(tiled(one_tile))
 """A row's results do not depend on the rows beside it: one cut for any number of them."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import torch
 import triton
@@ -18,16 +20,32 @@ from torch import Tensor
 from furcate.models.linear import Matrix
 from furcate.models.norm import RmsNorm
 
-__all__ = ["Size", "Tile", "fitting_tile", "one_tile", "product"]
+__all__ = ["Multiply", "Size", "Tile", "fitting_tile", "one_tile", "product", "tiled"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LEAST = 16  # of a side of a matrix unit
 _MOST_ROWS = 64
-_PROGRAMS = 128  # from so many on a device is busy, and programs may be wider instead
+_PROGRAMS = 96  # from so many on a device is busy, and programs may be wider instead
+_WIDE = 64  # rows of the weight, from which on a step is work enough
 _PROCESSORS = 132
 _LONG = 2048  # inputs
 _STAGED = 128 * 1024  # bytes on their way into the programs of a processor
 _SHARING = 3  # programs of a processor that count on it
+
+
+class Multiply(Protocol):
+    """A way to compute a product; see `product`."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        by: Matrix,
+        /,
+        *,
+        norm: RmsNorm | None = None,
+        add: Tensor | None = None,
+        gated: bool = False,
+    ) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +80,25 @@ def one_tile(size: Size) -> Tile:
     return _tile(size, 32 if size.dtype.itemsize == 2 else _LEAST)
 
 
+def tiled(cut: Callable[[Size], Tile]) -> Multiply:
+    """`product`, cut like this."""
+    return partial(product, cut=cut)
+
+
 def _tile(size: Size, rows: int) -> Tile:
     # programs read all of x each, so fewer and wider ones read less, but take longer to get going
     widths = (128, 64, 32) if size.inputs >= _LONG else (64, 32)
     wide = next((n for n in widths if size.outputs >= n * _PROGRAMS), _LEAST)
     programs = triton.cdiv(size.outputs, wide)
-    # few programs take longer steps: each of them ends with a wait
-    step = 512 if programs <= _PROCESSORS and size.inputs >= 1024 else 256
+    # few narrow programs take longer steps: each of them ends with a wait
+    narrow = wide < _WIDE and programs <= _PROCESSORS
+    step = 512 if narrow and size.inputs >= 1024 else 256
     inputs = min(step // size.dtype.itemsize, triton.next_power_of_2(size.inputs))
     inputs = max(_LEAST, inputs)
     share = _STAGED // min(_SHARING, triton.cdiv(programs, _PROCESSORS))
     stages = share // (inputs * (wide + rows) * size.dtype.itemsize)
-    return Tile(rows, wide, inputs, 8 if rows == _MOST_ROWS else 4, max(3, min(8, stages)))
+    warps = 8 if rows == _MOST_ROWS and wide >= _WIDE else 4
+    return Tile(rows, wide, inputs, warps, max(3, min(8, stages)))
 
 
 def product(
@@ -82,7 +107,7 @@ def product(
     cut: Callable[[Size], Tile],
     *,
     norm: RmsNorm | None = None,
-    add_TO: Tensor | None = None,
+    add: Tensor | None = None,
     gated: bool = False,
 ) -> Tensor:
     """x Wᵀ + b in the dtype of x, [T, O]; sums are float32, and float32 is IEEE float32.
@@ -92,18 +117,18 @@ def product(
         by: the weight is dense, [O, I].
         cut: how it is cut.
         norm: x is normed first. Its scale is one number a row and multiplies the sums instead.
-        add_TO: is added at the end; not where it is gated.
+        add: [T, O], is added at the end; not where it is gated.
         gated: half of the outputs are gates and half ups, and the result is `gate.gated` of them.
     """
     (rows, inputs), outputs = x_TI.shape, by.weight.shape[0]
     assert x_TI.dtype in _DTYPES and by.weight.dtype == x_TI.dtype
     assert x_TI.stride(1) == 1 and by.weight.is_contiguous() and by.weight.shape[1] == inputs
-    assert not gated or (add_TO is None and outputs % 2 == 0)
+    assert not gated or (add is None and outputs % 2 == 0)
     assert not torch.is_grad_enabled() or not by.weight.requires_grad, "there is no slope"
     tile = cut(Size(rows, outputs, inputs, x_TI.dtype))
     width = outputs // 2 if gated else outputs
-    if add_TO is not None:
-        assert add_TO.shape == (rows, width) and add_TO.stride(1) == 1
+    if add is not None:
+        assert add.shape == (rows, width) and add.stride(1) == 1
     out_TO = x_TI.new_empty((rows, width))
     # tiles of rows that share a tile of the weight follow one another
     grid = (triton.cdiv(rows, tile.rows), triton.cdiv(outputs, tile.outputs))
@@ -112,11 +137,11 @@ def product(
         None if norm is None else norm.weight,
         by.weight,
         by.bias,
-        add_TO,
+        add,
         out_TO,
         rows,
         x_TI.stride(0),
-        0 if add_TO is None else add_TO.stride(0),
+        0 if add is None else add.stride(0),
         0.0 if norm is None else norm.eps,
         I=inputs,
         O=outputs,

@@ -1,0 +1,121 @@
+"""A product with one row, without the matrix unit, and what stands around it.
+
+Twin of the products of `blocks.TORCH` for one row. It is bound by reading the weight: every program
+holds a few whole rows of it, all of whose loads are on their way at once, where a matrix unit would
+take them step by step and leave most of its side unused. Legend: I inputs, O outputs; of one
+program: N rows of the weight, K inputs of a step.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from furcate.models.linear import Matrix
+from furcate.models.norm import RmsNorm
+
+__all__ = ["row_product"]
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_LONGEST = 2048  # inputs of a step: with four rows of the weight, what registers hold
+# Measured on an H200: four rows of the weight a program, two where that leaves processors idle.
+_ROWS, _FEW_ROWS = 4, 2
+_FEW_OUTPUTS = 800
+
+
+def row_product(
+    x_1I: Tensor,
+    by: Matrix,
+    *,
+    norm: RmsNorm | None = None,
+    add: Tensor | None = None,
+    gated: bool = False,
+) -> Tensor:
+    """x Wᵀ + b in the dtype of x, [1, O]; sums are float32.
+
+    Args:
+        x_1I: its entries lie dense.
+        by: the weight is dense, [O, I].
+        norm: x is normed first. Its scale is one number and multiplies the sums instead.
+        add: [1, O], is added at the end; not where it is gated.
+        gated: half of the outputs are gates and half ups, and the result is `gate.gated` of them.
+    """
+    (rows, inputs), outputs = x_1I.shape, by.weight.shape[0]
+    assert rows == 1 and x_1I.dtype in _DTYPES and by.weight.dtype == x_1I.dtype
+    assert x_1I.stride(1) == 1 and by.weight.is_contiguous() and by.weight.shape[1] == inputs
+    assert not gated or (add is None and outputs % 2 == 0)
+    assert not torch.is_grad_enabled() or not by.weight.requires_grad, "there is no slope"
+    width = outputs // 2 if gated else outputs
+    if add is not None:
+        assert add.shape == (1, width) and add.stride(1) == 1
+    out_1O = x_1I.new_empty((1, width))
+    held = _FEW_ROWS if outputs < _FEW_OUTPUTS else _ROWS
+    _row[(triton.cdiv(outputs, held),)](
+        x_1I,
+        None if norm is None else norm.weight,
+        by.weight,
+        by.bias,
+        add,
+        out_1O,
+        0.0 if norm is None else norm.eps,
+        I=inputs,
+        O=outputs,
+        GATED=gated,
+        N=held,
+        K=min(_LONGEST, triton.next_power_of_2(inputs)),
+        num_warps=4,
+    )
+    return out_1O
+
+
+@triton.jit
+def _row(
+    x_ptr,
+    norm_ptr,
+    weight_ptr,
+    bias_ptr,
+    add_ptr,
+    out_ptr,
+    eps,
+    I: tl.constexpr,  # noqa: E741 - inputs, as in the legend
+    O: tl.constexpr,  # noqa: E741
+    GATED: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+):
+    """A few outputs. Products are summed by lane, and the lanes once at the end."""
+    o_N = tl.program_id(0) * N + tl.arange(0, N)
+    n_N = o_N.to(tl.int64)
+    if GATED:  # each gate beside its up
+        n_N = n_N // 2 + n_N % 2 * (O // 2)
+    used_N = (o_N < O) | (O % N == 0)
+    k_K = tl.arange(0, K)
+    weight_at_NK = weight_ptr + n_N[:, None] * I + k_K[None, :]
+
+    acc_NK = tl.zeros((N, K), tl.float32)
+    square_K = tl.zeros((K,), tl.float32)
+    for start in range(0, I, K):
+        used_K = (start + k_K < I) | (I % K == 0)
+        used_NK = used_N[:, None] & used_K[None, :]
+        weight_NK = tl.load(weight_at_NK + start, mask=used_NK, other=0.0)
+        x_K = tl.load(x_ptr + start + k_K, mask=used_K, other=0.0).to(tl.float32)
+        if norm_ptr is not None:
+            square_K += x_K * x_K
+            x_K *= tl.load(norm_ptr + start + k_K, mask=used_K, other=0.0).to(tl.float32)
+        acc_NK += weight_NK.to(tl.float32) * x_K[None, :]
+    acc_N = tl.sum(acc_NK, 1)
+
+    if norm_ptr is not None:
+        acc_N = acc_N / tl.sqrt(tl.sum(square_K, 0) / I + eps)
+    if bias_ptr is not None:
+        acc_N += tl.load(bias_ptr + n_N, mask=used_N, other=0.0).to(tl.float32)
+    if GATED:
+        gate_N, up_N = tl.split(tl.reshape(acc_N, (N // 2, 2)))
+        o_N = tl.program_id(0) * (N // 2) + tl.arange(0, N // 2)
+        tl.store(out_ptr + o_N, gate_N / (1.0 + tl.exp(-gate_N)) * up_N, mask=o_N < O // 2)
+    else:
+        if add_ptr is not None:
+            acc_N += tl.load(add_ptr + o_N, mask=used_N, other=0.0).to(tl.float32)
+        tl.store(out_ptr + o_N, acc_N, mask=used_N)
