@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from floors import Floor, floor_of
 from forced import Drive, Forced, Sizes, built_of, median
-from gpu_report import Report, asked_of, parser_of
+from gpu_report import Report, asked_of, begin, parser_of
 from gpu_timing import ceilings, timed
 from targets import OWN, Target, target_of
 
@@ -247,4 +247,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    begin(main)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_report import Report, asked_of, parser_of
+from gpu_report import Report, asked_of, begin, parser_of
 from torch import Tensor
 
 from furcate.kernels.backend import Kernels, kernels_of
@@ -208,4 +208,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    begin(main)

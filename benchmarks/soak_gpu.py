@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from forced import Drive, Sizes, built_of
 from gpu_cases import case
-from gpu_report import Report, asked_of, parser_of
+from gpu_report import Report, asked_of, begin, parser_of
 from kernels_bench import Bench
 from targets import OWN, PAGE, SPECS, target_of
 
@@ -276,4 +276,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    begin(main)

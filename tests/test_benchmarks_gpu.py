@@ -162,58 +162,6 @@ def test_traffic_comes_to_its_end() -> None:
     assert len(held) == 5
 
 
-def test_lanes_are_read_from_what_ncu_prints() -> None:
-    import lanes_gpu
-
-    names = list(lanes_gpu.COUNTERS)
-    heads = ["ID", "Kernel Name", *names]
-    lines = ["==PROF== Connected", ",".join(f'"{head}"' for head in heads), '"","","","","","",""']
-    functions = ["_select"] * 4 + ["_accept"] * 4 + ["_attend", "_join"] * 4
-    for number, function in enumerate(functions):
-        values = [str(number), function, "31.5", "32", "7.25", "1.5", "4,100"]
-        lines.append(",".join(f'"{value}"' for value in values))
-    rows = lanes_gpu.rows_of(lanes_gpu.table("\n".join(lines)), lanes_gpu.COUNTERS)
-    assert [row["kernel"] for row in rows] == (["select"] * 4 + ["accept"] * 4 + ["attention"] * 8)
-    assert rows[9]["function"] == "_join" and rows[9]["rows"] == rows[8]["rows"] == 32
-    assert rows[0]["predicated_on"] == 31.5 and rows[0]["nanoseconds"] == 4100
-    with pytest.raises(RuntimeError):
-        lanes_gpu.rows_of(lanes_gpu.table("\n".join(lines[:-2])), lanes_gpu.COUNTERS)
-
-
-def test_loops_and_shuffles_are_counted_in_machine_code() -> None:
-    import lanes_gpu
-
-    sass = """
-        /*0000*/                   S2R R0, SR_CTAID.X ;        /* 0x0000000000007919 */
-        /*0010*/              @!P0 SHFL.IDX PT, R2, R3, RZ, 0x1f ;
-        /*0020*/               @P1 BRA 0x10 ;
-        /*0030*/                   BRA 0x50 ;
-        /*0040*/                   VOTE.ANY R3, PT, P0 ;
-        /*0050*/                   BRA 0x50;
-    """
-    found = lanes_gpu.operations(sass)
-    assert (found["SHFL"], found["VOTE"], found["loops"], found["instructions"]) == (1, 1, 1, 6)
-
-
-@pytest.mark.parametrize(
-    ("said", "code", "sound"),
-    [
-        ("12 passed in 3 s\n========= ERROR SUMMARY: 0 errors", 0, True),
-        ("12 passed in 3 s\n========= ERROR SUMMARY: 3 errors", 0, False),
-        ("12 passed\n========= RACECHECK SUMMARY: 0 hazards displayed (0 errors)", 0, True),
-        ("1 failed, 12 passed\n========= ERROR SUMMARY: 0 errors", 1, False),
-        ("no tests ran\n========= ERROR SUMMARY: 0 errors", 5, False),
-        ("12 passed", 0, False),
-    ],
-)
-def test_a_sanitizer_that_ran_nothing_or_found_something_is_not_sound(
-    said: str, code: int, sound: bool
-) -> None:
-    import sanitize_gpu
-
-    assert sanitize_gpu.verdict(said, code)["sound"] is sound
-
-
 def test_ways_take_turns_and_equal_answers_are_counted() -> None:
     import versus_gpu
 
