@@ -51,7 +51,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, script: str, *words: str) -> tuple[int,
         ("round_gpu.py", ("--batches", "2", "--tokens", "10")),
         ("growth_gpu.py", ("--only", "batch")),
         ("soak_gpu.py", ("--only", "waits", "moves")),
-        ("sampler_law_gpu.py", ("--vocabularies", "8", "--filters", "none", "all")),
+        ("sampler_law_gpu.py", ("--vocabularies", "8", "64", "--laws", "greedy", "all")),
     ],
 )
 def test_a_script_measures_and_says_where(
@@ -150,6 +150,35 @@ def test_floors_are_those_of_the_spec() -> None:
     plain, tree = (floors.floor_of(spec, 1, 2048, n, ceiling) for n in (1, 64))
     assert plain == pytest.approx(3.55, rel=0.02)
     assert tree == pytest.approx(3.64, rel=0.05)
+
+
+@pytest.mark.parametrize("law", ["greedy", "temperature", "all"])
+@pytest.mark.parametrize("way", ["plain", "tree"])
+def test_the_kernels_draw_what_the_references_draw(law: str, way: str) -> None:
+    """Token for token: the same noise decides."""
+    import sampler_law_gpu
+    from sampler_laws import LAWS, Case
+
+    from furcate.kernels.backend import TORCH
+    from furcate.kernels.backend_triton import TRITON
+
+    case, count = Case(37, *LAWS[law]), sampler_law_gpu.COUNTS[way]
+    found, told = (count(case, kernels, 30, DEVICE) for kernels in (TRITON, TORCH))
+    assert found.tolist() == told.tolist()
+    assert found.sum() >= 30 if way == "plain" else found.sum() > 30
+
+
+def test_a_law_that_is_not_kept_is_found_out() -> None:
+    import sampler_law_gpu
+    from sampler_laws import LAWS, Case
+
+    from furcate.kernels.backend import TORCH
+
+    case = Case(64, *LAWS["temperature"])
+    kept = sampler_law_gpu.row(case, "tree", TORCH, 40_000, CPU, 48)
+    assert kept["sound"] and kept["draws"] > 40_000
+    counts = sampler_law_gpu.counted_in_trees(Case(64, 1.3), TORCH, 40_000, CPU)
+    assert case.p_value(counts, case.probabilities(1.1)) < 1e-9
 
 
 def test_traffic_comes_to_its_end() -> None:
