@@ -50,7 +50,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, script: str, *words: str) -> tuple[int,
         ("kernels_gpu.py", ()),
         ("round_gpu.py", ("--batches", "2", "--tokens", "10")),
         ("growth_gpu.py", ("--only", "batch")),
-        ("soak_gpu.py", ("--only", "waits", "moves")),
+        ("soak_gpu.py", ()),
         ("sampler_law_gpu.py", ("--vocabularies", "8", "64", "--laws", "greedy", "all")),
     ],
 )
@@ -189,6 +189,31 @@ def test_traffic_comes_to_its_end() -> None:
         assert engine.built.scheduler.busy is False
     assert seconds > 0
     assert len(held) == 5
+
+
+@pytest.mark.parametrize(
+    ("peak", "allocated", "recordings", "sound"),
+    [
+        (1_040_000_000, [9, 9, 9, 9, 9], [4, 4, 4, 4, 4], True),
+        (1_040_000_000, [7, 8, 9, 9, 9], [4, 5, 6, 6, 6], True),  # settled by the third fifth
+        (1_060_000_000, [9, 9, 9, 9, 9], [4, 4, 4, 4, 4], False),  # more than it said
+        (1_040_000_000, [7, 8, 9, 9, 13], [4, 4, 4, 4, 4], False),  # it grows
+        (1_040_000_000, [7, 8, 9, 9, 9], [4, 5, 6, 7, 8], False),  # it never settled
+    ],
+)
+def test_an_engine_holds_what_it_said_and_no_more_as_time_goes_on(
+    peak: int, allocated: list[int], recordings: list[int], sound: bool
+) -> None:
+    import soak_gpu
+
+    held = [
+        {"allocated": mib << 20, "reserved": 0, "device": 0, "recordings": count}
+        for mib, count in zip(allocated, recordings, strict=True)
+    ]
+    most = {"allocated": peak, "reserved": peak, "device": peak}
+    row = soak_gpu.judged({"total": 1_000_000_000}, most, held)
+    assert row["sound"] is sound
+    assert (row["peak_allocated_bytes"], row["stated_total_bytes"]) == (peak, 1_000_000_000)
 
 
 def test_ways_take_turns_and_equal_answers_are_counted() -> None:
