@@ -181,6 +181,31 @@ def test_a_law_that_is_not_kept_is_found_out() -> None:
     assert case.p_value(counts, case.probabilities(1.1)) < 1e-9
 
 
+def test_times_by_name_add_up_to_the_round() -> None:
+    import round_gpu
+
+    spans = [("_attend", 10.0, 14.0), ("_select", 0.0, 3.0), ("_attend", 16.0, 21.0)]
+    spans += [("copy", 2.0, 4.0)]  # beside the end of _select
+    found = round_gpu.by_name(spans, 20.0)
+    assert found["us_by_name"] == {"_attend": 9, "_select": 3, "copy": 2}
+    assert found["by_name"] == {"_attend": 2, "_select": 1, "copy": 1}
+    assert (found["us_of_kernels"], found["us_of_gaps"], found["us_side_by_side"]) == (14, 8, 1)
+    assert found["us_of_launched_round"] == 21 == 14 + 8 - 1
+    assert found["sound"]
+    assert not round_gpu.by_name(spans, 10.0)["sound"], "kernels longer than their round"
+    assert not round_gpu.by_name([], 10.0)["sound"], "nothing was seen"
+
+
+def test_names_beyond_the_first_ones_are_counted_together() -> None:
+    import round_gpu
+
+    spans = [(f"k{n}", 10.0 * n, 10.0 * n + 1 + n % 3) for n in range(40)]
+    found = round_gpu.by_name(spans, 1000.0)
+    assert len(found["us_by_name"]) == round_gpu.SHOWN
+    total = sum(found["us_by_name"].values()) + found["us_of_others"]
+    assert total == pytest.approx(found["us_of_kernels"]) == pytest.approx(79)
+
+
 def test_traffic_comes_to_its_end() -> None:
     import soak_gpu
 
