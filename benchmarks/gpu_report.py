@@ -1,9 +1,14 @@
-"""Rows of a measurement, written as they come: what ends a script early costs the rest alone."""
+"""Rows of a measurement, written as they come: what ends a script early costs the rest alone.
+
+Exit codes are those of `furcate` itself: 1 where a row is wrong or failed, 2 where the script could
+not do what was asked, which one line on stderr explains.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 import traceback
@@ -15,11 +20,16 @@ from typing import Any
 import torch
 
 from furcate.engine.birth import birth
+from furcate.errors import FurcateError
 from furcate.files import write_json
 
-__all__ = ["Report", "asked_of", "parser_of"]
+__all__ = ["CannotRun", "Report", "asked_of", "begin", "parser_of"]
 
 Row = dict[str, Any]
+
+
+class CannotRun(Exception):
+    """Not here: a tool is missing or not allowed to work, or nothing can be written."""
 
 
 @dataclass
@@ -54,6 +64,9 @@ class Report:
             made = make()
             for row in [made] if isinstance(made, dict) else made:
                 self._add({**name, **row})
+                self._write()  # a script that is stopped has lost the row it was at, no more
+        except CannotRun:
+            raise  # every other row would say the same
         except Exception as fault:  # noqa: BLE001  # a row that fails is a result too
             sys.stderr.write(traceback.format_exc())
             what = f"{type(fault).__name__}: {fault}".splitlines()[0]
@@ -82,6 +95,15 @@ class Report:
             write_json(self.out, self.record())
 
 
+def begin(main: Callable[[], None]) -> None:
+    """Run a script: what its user can mend is said in one line, and no traceback hides it."""
+    try:
+        main()
+    except (FurcateError, CannotRun, OSError, json.JSONDecodeError) as fault:
+        sys.stderr.write(f"{Path(sys.argv[0]).name}: {fault}\n")
+        sys.exit(2)
+
+
 def parser_of(doc: str | None) -> argparse.ArgumentParser:
     """With the options that all scripts have."""
     parser = argparse.ArgumentParser(
@@ -98,6 +120,8 @@ def asked_of(
 ) -> tuple[argparse.Namespace, torch.device]:
     """(options, device); with `--tiny` these options take its values unless they are given."""
     asked = parser.parse_args()
+    if asked.out is not None:
+        _check_writable(asked.out)  # now, and not when the first row is there
     if not asked.tiny:
         if not torch.cuda.is_available():
             parser.error("no CUDA device is there; --tiny tries the script on the CPU")
@@ -107,6 +131,12 @@ def asked_of(
         if getattr(asked, name) == parser.get_default(name):
             setattr(asked, name, value)
     return asked, torch.device("cpu")
+
+
+def _check_writable(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise CannotRun(f"--out {path}: cannot be written; name a file in a folder that can be")
 
 
 def _asked_for(words: Sequence[str]) -> list[str]:

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from floors import Floor, floor_of, kv_bytes
 from forced import Drive, Given, Sizes, built_of, median
-from gpu_report import Report, asked_of, parser_of
+from gpu_report import Report, asked_of, begin, parser_of
 from gpu_timing import ceilings
 from targets import Target, target_of
 
@@ -204,4 +204,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    begin(main)

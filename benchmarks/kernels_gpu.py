@@ -20,7 +20,7 @@ import kernels_layer as layer
 import kernels_round as rounds
 import kernels_vocabulary as vocabulary
 import torch
-from gpu_report import Report, asked_of, parser_of
+from gpu_report import Report, asked_of, begin, parser_of
 from gpu_timing import ceilings
 from kernels_bench import Bench
 from targets import OWN, SPECS
@@ -155,4 +155,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    begin(main)

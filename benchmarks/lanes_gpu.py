@@ -3,16 +3,15 @@
     python benchmarks/lanes_gpu.py --out lanes.json
 
 Runs this file again below Nsight Compute (`ncu`), which must be there and must be allowed to read
-the counters; where it is not, the row says what it answered. `lanes` is thread instructions that
-were executed with their predicate on over 32 for each instruction issued: masks are predicates in
-Triton, so the plain ratio reads 32 for nearly any kernel and stands beside it. The machine code of
-each kernel is looked through for votes, shuffles and backward branches.
+the counters; where it is not, the script says what it answered, writes what the machine code tells,
+and leaves with code 2. `lanes` is thread instructions that were executed with their predicate on
+over 32 for each instruction issued: masks are predicates in Triton, so the plain ratio reads 32 for
+nearly any kernel and stands beside it. Every kernel is launched a few times, and medians count. The
+machine code of each kernel is looked through for votes, shuffles and backward branches.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 import shutil
 import subprocess
@@ -27,7 +26,8 @@ from typing import Any
 
 import torch
 from gpu_cases import case, pool_of, proposal
-from gpu_report import Report, asked_of, parser_of
+from gpu_report import CannotRun, Report, asked_of, begin, parser_of
+from gpu_tools import Launch, counted, median_of
 from targets import OWN, SPECS
 
 from furcate.kernels.backend import kernels_of
@@ -48,7 +48,14 @@ MORE = {  # named otherwise by some versions: asked for apart
     "launch__registers_per_thread": "registers",
 }
 JOIN = "_join"  # follows an attention whose columns are shared
-OURS = ("_select", "_accept", "_attend", JOIN)
+STARTS = {"select": "_select", "accept": "_accept", "attention": "_attend"}
+MODULES = {
+    "select": "furcate.kernels.select_triton",
+    "accept": "furcate.kernels.accept_triton",
+    "attention": "furcate.kernels.tree_attention_triton",
+}
+REPEATS = 3  # launches of each; the median counts
+SECONDS = 200  # most of one run below ncu
 
 
 @dataclass(frozen=True)
@@ -97,7 +104,7 @@ def call_of(shot: Shot, device: torch.device) -> Callable[[], Any]:
 
 @torch.inference_mode()
 def launch(device: torch.device) -> None:
-    """What is run below ncu: each shot once while it looks, and once before, to be compiled."""
+    """What is run below ncu: each shot once to be compiled, and a few times while it looks."""
     torch.manual_seed(0)
     calls = [call_of(shot, device) for shot in shots()]
     for call in calls:
@@ -107,94 +114,71 @@ def launch(device: torch.device) -> None:
     torch.cuda.synchronize()
     torch.cuda.cudart().cudaProfilerStart()
     for call in calls:
-        call()
-        torch.cuda.synchronize()
+        for _ in range(REPEATS):
+            call()
+            torch.cuda.synchronize()
     torch.cuda.cudart().cudaProfilerStop()
 
 
-def counted(ncu: str, counters: Sequence[str]) -> list[dict[str, str]]:
-    """Launches of our kernels with these counters, as ncu prints them; raises RuntimeError."""
-    command = [
-        ncu,
-        *("--profile-from-start", "off", "--clock-control", "none", "--csv", "--page", "raw"),
-        *("--kernel-name", f"regex:^({'|'.join(OURS)})$"),
-        *("--metrics", ",".join(counters)),
-        *(sys.executable, __file__, "--launch"),
-    ]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
-    found = table(done.stdout)
-    if done.returncode or not found:
-        said = [*done.stdout.splitlines(), *done.stderr.splitlines()]
-        why = [line for line in said if "==ERROR==" in line or "Error" in line] or said[-3:]
-        raise RuntimeError(f"ncu: {' '.join(why)}")
-    return found
+def counted_of(counters: dict[str, str], *, tiny: bool) -> list[Launch]:
+    """Our launches with these counters; raises CannotRun or RuntimeError."""
+    command = [sys.executable, __file__, "--launch", *["--tiny"] * tiny]
+    return counted(command, counters, "|".join((*STARTS.values(), JOIN)), SECONDS)
 
 
-def table(printed: str) -> list[dict[str, str]]:
-    """The rows of a table among other lines; its first row holds units."""
-    lines = [line for line in printed.splitlines() if line.startswith('"')]
-    return list(csv.DictReader(io.StringIO("\n".join(lines))))[1:]
+def rows_of(launches: Sequence[Launch], counters: dict[str, str]) -> list[dict[str, Any]]:
+    """The median of each shot's launches; each begins with a kernel that is no join.
 
-
-def rows_of(launches: Sequence[dict[str, str]], counters: dict[str, str]) -> list[dict[str, Any]]:
-    """Shots and their counters: each begins with a kernel that is no join."""
-    names = iter(shots())
-    found: list[dict[str, Any]] = []
+    Raises RuntimeError where launches are missing.
+    """
+    starts = [one for one in launches if not one.function.startswith(JOIN)]
+    for kernel, function in STARTS.items():
+        seen = sum(one.function.startswith(function) for one in starts)
+        wanted = REPEATS * sum(shot.kernel == kernel for shot in shots())
+        if seen != wanted:
+            raise RuntimeError(f"ncu saw {seen} launches of {function}, and {wanted} were made")
+    order = iter([shot for shot in shots() for _ in range(REPEATS)])
+    found: dict[tuple[Shot, str], list[Launch]] = {}
     shot = None
     for one in launches:
-        kernel = one["Kernel Name"]
-        if kernel != JOIN:
-            shot = next(names)
+        shot = shot if one.function.startswith(JOIN) else next(order)
         if shot is None:
             raise RuntimeError("ncu saw a join before any attention")
-        figures = {name: _number(one.get(counter)) for counter, name in counters.items()}
-        found.append({**shot.name, "function": kernel, **figures})
-    if next(names, None) is not None:
-        raise RuntimeError(f"ncu saw {len(launches)} launches, fewer than were asked for")
-    return found
+        found.setdefault((shot, one.function), []).append(one)
+    return [
+        {
+            **shot.name,
+            "function": function,
+            "launches": len(group),
+            **{n: median_of(one.figures.get(c) for one in group) for c, n in counters.items()},
+        }
+        for (shot, function), group in found.items()
+    ]
 
 
-def lanes() -> Iterator[dict[str, Any]]:
+def lanes(*, tiny: bool) -> Iterator[dict[str, Any]]:
     """All shots, each with its share of the lanes."""
-    ncu = shutil.which("ncu")
-    if ncu is None:
-        raise FileNotFoundError("ncu (Nsight Compute) is not on the path")
-    for row in rows_of(counted(ncu, list(COUNTERS)), COUNTERS):
+    for row in rows_of(counted_of(COUNTERS, tiny=tiny), COUNTERS):
         on = row["predicated_on"]
         share = None if on is None else on / 32
-        enough = {} if share is None or row["function"] == JOIN else {"enough": share >= WANTED}
-        yield {**row, "lanes": share, **enough}
+        judged = share is not None and not row["function"].startswith(JOIN)
+        yield {**row, "lanes": share, **({"enough": share >= WANTED} if judged else {})}
 
 
-def more_counters() -> list[dict[str, Any]]:
-    """Those that not every version knows."""
-    ncu = shutil.which("ncu")
-    if ncu is None:
-        raise FileNotFoundError("ncu (Nsight Compute) is not on the path")
-    return rows_of(counted(ncu, list(MORE)), MORE)
-
-
-def code(device: torch.device) -> Iterator[dict[str, Any]]:
-    """What the compiled kernels are made of."""
-    for shot in shots():
-        with torch.inference_mode():
-            call_of(shot, device)()
-    modules = {
-        "_select": "furcate.kernels.select_triton",
-        "_accept": "furcate.kernels.accept_triton",
-        "_attend": "furcate.kernels.tree_attention_triton",
-    }
-    for function, module in modules.items():
-        compiled = getattr(import_module(module), function)
-        for kernel in compiled.device_caches[torch.cuda.current_device()][0].values():
-            sass = disassembled(kernel.asm["cubin"])
-            yield {
-                "function": function,
-                "warps": kernel.metadata.num_warps,
-                "registers": getattr(kernel, "n_regs", None),
-                "spills": getattr(kernel, "n_spills", None),
-                **operations(sass),
-            }
+def code(shot: Shot, device: torch.device) -> Iterator[dict[str, Any]]:
+    """What the kernels of a launch were compiled to."""
+    module, function = MODULES[shot.kernel], STARTS[shot.kernel]
+    with torch.inference_mode():
+        call_of(shot, device)()
+    compiled = getattr(import_module(module), function)
+    for kernel in compiled.device_caches[torch.cuda.current_device()][0].values():
+        yield {
+            "function": function,
+            "warps": kernel.metadata.num_warps,
+            "registers": getattr(kernel, "n_regs", None),
+            "spills": getattr(kernel, "n_spills", None),
+            **operations(disassembled(kernel.asm["cubin"])),
+        }
 
 
 def disassembled(cubin: bytes) -> str:
@@ -244,20 +228,20 @@ def main() -> None:
     what = "lanes at work in select, accept and attention, by ncu; their machine code"
     report = Report.of("lanes_gpu.py", what, device, asked)
     report.note(wanted=WANTED, counters={**COUNTERS, **MORE})
-    report.run({"row": "lanes"}, lanes)
-    report.run({"row": "more counters"}, more_counters)
-    report.run({"row": "code"}, lambda: code(device))
-    report.close()
+    try:
+        report.run({"row": "lanes"}, lambda: lanes(tiny=asked.tiny))
+        report.run(
+            {"row": "more counters"}, lambda: rows_of(counted_of(MORE, tiny=asked.tiny), MORE)
+        )
+    except CannotRun as fault:
+        report.note(not_counted=str(fault))
+        raise
+    finally:  # the machine code can be read where nothing can be counted
+        for shot in shots() if device.type == "cuda" else ():
+            report.run({"row": "code", **shot.name}, lambda one=shot: code(one, device))
+        report.close()
     sys.exit(0 if any(row.get("lanes") is not None for row in report.rows) else 1)
 
 
-def _number(text: str | None) -> float | None:
-    """ncu writes thousands with a comma in some places, and n/a."""
-    try:
-        return float((text or "").replace(",", ""))
-    except ValueError:
-        return None
-
-
 if __name__ == "__main__":
-    main()
+    begin(main)

@@ -16,16 +16,16 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from floors import Floor, floor_of
 from forced import Drive, Forced, Sizes, built_of, median
-from gpu_report import Report, asked_of, parser_of
+from gpu_report import Report, asked_of, begin, parser_of
 from gpu_timing import ceilings, timed
-from targets import OWN, Target, target_of
+from targets import OWN, SPECS, Target, target_of
 
 from furcate.drafters.make import kernels_in
 from furcate.engine.build import Built
@@ -35,6 +35,8 @@ from furcate.engine.target import Span
 from furcate.verify.coupled import verify
 from furcate.verify.stops import truncate
 
+SHOWN = 24  # kernels by name
+MOST_OVER = 1.15  # a kernel that is watched alone may take a little longer than in a recording
 TURNS = 2  # of plain decoding and the tree, one after the other
 
 
@@ -153,20 +155,65 @@ def waterfall(drive: Drive, rows: int, device: torch.device) -> dict[str, float]
     return {name: timed(stage, device).ms for name, stage in stages.items()}
 
 
-def launches(drive: Drive, rows: int, device: torch.device) -> dict[str, Any]:
-    """Kernels and copies of one round that is launched, all together and the most frequent."""
-    if device.type != "cuda":
-        return {}
+def launches(drive: Drive, rows: int, device: torch.device, whole_ms: float) -> dict[str, Any]:
+    """Kernels and copies of one round that is launched: how many, and their time by name.
+
+    `whole_ms` is a recorded round's; on a CPU torch's outermost calls stand for kernels.
+    """
+    on_gpu = device.type == "cuda"
     batch = drive.asked(rows).on(device)
     drive.round.play(batch)
-    torch.cuda.synchronize()
-    watched = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=watched) as seen:
-        drive.round.play(batch)
+    kind = torch.profiler.ProfilerActivity
+    if on_gpu:
         torch.cuda.synchronize()
-    on_gpu = torch.autograd.DeviceType.CUDA
-    names = Counter(one.name[:60] for one in seen.events() or () if one.device_type == on_gpu)
-    return {"kernels": names.total(), "by_name": dict(names.most_common(24))}
+    with torch.profiler.profile(activities=[kind.CUDA if on_gpu else kind.CPU]) as seen:
+        drive.round.play(batch)
+        if on_gpu:
+            torch.cuda.synchronize()
+    wanted = torch.autograd.DeviceType.CUDA if on_gpu else torch.autograd.DeviceType.CPU
+    spans = [
+        (one.name, one.time_range.start, one.time_range.end)
+        for one in seen.events() or ()
+        if one.device_type == wanted and (on_gpu or one.cpu_parent is None)
+    ]
+    # being watched costs a CPU what it costs
+    return by_name(spans, whole_ms * 1e3, MOST_OVER if on_gpu else float("inf"))
+
+
+def by_name(
+    spans: Sequence[tuple[str, float, float]], whole_us: float, most_over: float = MOST_OVER
+) -> dict[str, Any]:
+    """How often and how long each kernel ran, out of (name, start, end) in microseconds.
+
+    `us_by_name` with `us_of_others` adds up to `us_of_kernels`, and with the gaps between kernels,
+    less what ran side by side, to `us_of_launched_round`. It is sound if kernels were seen and do
+    not take longer than the recorded round, which has the same ones and next to no gaps.
+    """
+    count: Counter[str] = Counter()
+    us: Counter[str] = Counter()
+    busy, last = 0.0, float("-inf")
+    for name, start, end in sorted(spans, key=lambda span: span[1:]):
+        count[name[:60]] += 1
+        us[name[:60]] += end - start  # type: ignore[assignment]
+        busy += max(0.0, end - max(start, last))
+        last = max(last, end)
+    shown = us.most_common(SHOWN)
+    total = sum(us.values())
+    began = min((start for _, start, _ in spans), default=0.0)
+    span = last - began if spans else 0.0
+    return {
+        "kernels": count.total(),
+        "by_name": {name: count[name] for name, _ in shown},
+        "us_by_name": {name: round(value, 2) for name, value in shown},
+        "us_of_others": round(total - sum(value for _, value in shown), 2),
+        "us_of_kernels": round(total, 2),
+        "us_of_gaps": round(span - busy, 2),
+        "us_side_by_side": round(total - busy, 2),
+        "us_of_launched_round": round(span, 2),
+        "us_of_recorded_round": round(whole_us, 2),
+        "kernels_over_recorded": total / whole_us,
+        "sound": bool(spans) and total <= whole_us * most_over,
+    }
 
 
 def _plain_pass(round_: Round, batch: Batch) -> None:
@@ -212,15 +259,17 @@ class Combination:
         floor = {"plain_floor_ms": floors[0], "verify_floor_ms": floors[1]}
         yield {"row": "speed", **played.figures, **floor}
         drive = Drive(played.built, plan.sizes(self.batch), plan.prompt)
-        yield {"row": "waterfall", **waterfall(drive, played.rows, plan.device)}
-        yield {"row": "launches", **launches(drive, played.rows, plan.device)}
+        stages = waterfall(drive, played.rows, plan.device)
+        yield {"row": "waterfall", **stages}
+        whole = stages["whole round"]
+        yield {"row": "launches", **launches(drive, played.rows, plan.device, whole)}
 
 
 @torch.inference_mode()
 def main() -> None:
     """Print one JSON object."""
     parser = parser_of(__doc__)
-    parser.add_argument("--shapes", nargs="+", default=[OWN, "llama-8b"])
+    parser.add_argument("--shapes", nargs="+", default=[OWN, "llama-8b"], choices=list(SPECS))
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--drafters", nargs="+", default=["off", "ngram", "eagle3"])
     parser.add_argument("--prompt", type=int, default=512)
@@ -247,4 +296,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    begin(main)

@@ -5,14 +5,14 @@
 
 Tensors are allocated one by one meanwhile, so that a byte behind one is nobody's. A row is sound if
 the tool found nothing, pytest passed, and tests ran at all. `--broken` shows that memcheck finds a
-kernel that writes behind its tensor. Needs the dev extra.
+kernel that writes behind its tensor. Where the tool is missing, or may not look at the device, the
+script says so and leaves with code 2. Needs pytest and hypothesis.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_report import Report, asked_of, parser_of
+from gpu_report import CannotRun, Report, asked_of, begin, parser_of
+from gpu_tools import refused
+from gpu_tools import tool as find
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ("memcheck", "racecheck")
@@ -33,6 +35,8 @@ TESTS = (
     "tests/test_kernels_turn_write_triton.py",
     "tests/test_kernels_wipe_triton.py",
     "tests/test_kernels_draft_head_triton.py",
+    "tests/test_kernels_grow_triton.py",
+    "tests/test_kernels_tally_triton.py",
     "tests/test_kernels_sample_triton.py",
     "tests/test_kernels_lawful_triton.py",
     "tests/test_kernels_tree_attention_triton.py",
@@ -44,10 +48,7 @@ PASSED = re.compile(r"(\d+) passed")
 
 def checked(tool: str, command: list[str], seconds: float) -> dict[str, Any]:
     """What a tool says of a command."""
-    sanitizer = shutil.which("compute-sanitizer")
-    if sanitizer is None:
-        raise FileNotFoundError("compute-sanitizer is not on the path")
-    told = [sanitizer, "--tool", tool, "--print-limit", "20", *command]
+    told = [find("compute-sanitizer"), "--tool", tool, "--print-limit", "20", *command]
     env = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     began = time.perf_counter()
     try:
@@ -56,9 +57,9 @@ def checked(tool: str, command: list[str], seconds: float) -> dict[str, Any]:
         )
     except subprocess.TimeoutExpired:
         return {"stopped_after_seconds": seconds, "sound": False}
-    return verdict(done.stdout + done.stderr, done.returncode) | {
-        "seconds": round(time.perf_counter() - began, 1)
-    }
+    said = done.stdout + done.stderr
+    refused("compute-sanitizer", said)
+    return verdict(said, done.returncode) | {"seconds": round(time.perf_counter() - began, 1)}
 
 
 def verdict(said: str, code: int) -> dict[str, Any]:
@@ -98,7 +99,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=240, help="most of one file and tool")
     parser.add_argument("--broken", action="store_true", help="show that memcheck finds something")
     parser.add_argument("--write-behind", action="store_true", help="what it is shown with")
-    asked, device = asked_of(parser, {})
+    tiny = {"tests": ["tests/test_kernels_wipe_triton.py"], "tools": ["memcheck"]}
+    asked, device = asked_of(parser, tiny)
     if asked.write_behind:
         write_behind()
         return
@@ -106,10 +108,14 @@ def main() -> None:
     report = Report.of("sanitize_gpu.py", what, device, asked)
     if asked.broken:
         report.run({"tool": "memcheck", "tests": "broken"}, lambda: broken(asked.seconds))
-    pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "gpu", "-p", "no:cacheprovider"]
+    marked = "not gpu" if asked.tiny else "gpu"
+    pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    pytest += ["-o", "addopts=", "-m", marked]  # plugins that the settings name need not be there
     pytest += ["-k", asked.select] if asked.select else []
     for tool in asked.tools:
         for file in asked.tests:
+            if not (ROOT / file.partition("::")[0]).exists():
+                raise CannotRun(f"--tests {file}: there is no such file")
             report.run(
                 {"tool": tool, "tests": file},
                 lambda t=tool, f=file: checked(t, [*pytest, f], asked.seconds),
@@ -118,4 +124,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    begin(main)

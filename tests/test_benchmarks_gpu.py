@@ -50,8 +50,8 @@ def ran(monkeypatch: pytest.MonkeyPatch, script: str, *words: str) -> tuple[int,
         ("kernels_gpu.py", ()),
         ("round_gpu.py", ("--batches", "2", "--tokens", "10")),
         ("growth_gpu.py", ("--only", "batch")),
-        ("soak_gpu.py", ("--only", "waits", "moves")),
-        ("sampler_law_gpu.py", ("--vocabularies", "8", "--filters", "none", "all")),
+        ("soak_gpu.py", ()),
+        ("sampler_law_gpu.py", ("--vocabularies", "8", "64", "--laws", "greedy", "all")),
     ],
 )
 def test_a_script_measures_and_says_where(
@@ -152,6 +152,60 @@ def test_floors_are_those_of_the_spec() -> None:
     assert tree == pytest.approx(3.64, rel=0.05)
 
 
+@pytest.mark.parametrize("law", ["greedy", "temperature", "all"])
+@pytest.mark.parametrize("way", ["plain", "tree"])
+def test_the_kernels_draw_what_the_references_draw(law: str, way: str) -> None:
+    """Token for token: the same noise decides."""
+    import sampler_law_gpu
+    from sampler_laws import LAWS, Case
+
+    from furcate.kernels.backend import TORCH
+    from furcate.kernels.backend_triton import TRITON
+
+    case, count = Case(37, *LAWS[law]), sampler_law_gpu.COUNTS[way]
+    found, told = (count(case, kernels, 30, DEVICE) for kernels in (TRITON, TORCH))
+    assert found.tolist() == told.tolist()
+    assert found.sum() >= 30 if way == "plain" else found.sum() > 30
+
+
+def test_a_law_that_is_not_kept_is_found_out() -> None:
+    import sampler_law_gpu
+    from sampler_laws import LAWS, Case
+
+    from furcate.kernels.backend import TORCH
+
+    case = Case(64, *LAWS["temperature"])
+    kept = sampler_law_gpu.row(case, "tree", TORCH, 40_000, CPU, 48)
+    assert kept["sound"] and kept["draws"] > 40_000
+    counts = sampler_law_gpu.counted_in_trees(Case(64, 1.3), TORCH, 40_000, CPU)
+    assert case.p_value(counts, case.probabilities(1.1)) < 1e-9
+
+
+def test_times_by_name_add_up_to_the_round() -> None:
+    import round_gpu
+
+    spans = [("_attend", 10.0, 14.0), ("_select", 0.0, 3.0), ("_attend", 16.0, 21.0)]
+    spans += [("copy", 2.0, 4.0)]  # beside the end of _select
+    found = round_gpu.by_name(spans, 20.0)
+    assert found["us_by_name"] == {"_attend": 9, "_select": 3, "copy": 2}
+    assert found["by_name"] == {"_attend": 2, "_select": 1, "copy": 1}
+    assert (found["us_of_kernels"], found["us_of_gaps"], found["us_side_by_side"]) == (14, 8, 1)
+    assert found["us_of_launched_round"] == 21 == 14 + 8 - 1
+    assert found["sound"]
+    assert not round_gpu.by_name(spans, 10.0)["sound"], "kernels longer than their round"
+    assert not round_gpu.by_name([], 10.0)["sound"], "nothing was seen"
+
+
+def test_names_beyond_the_first_ones_are_counted_together() -> None:
+    import round_gpu
+
+    spans = [(f"k{n}", 10.0 * n, 10.0 * n + 1 + n % 3) for n in range(40)]
+    found = round_gpu.by_name(spans, 1000.0)
+    assert len(found["us_by_name"]) == round_gpu.SHOWN
+    total = sum(found["us_by_name"].values()) + found["us_of_others"]
+    assert total == pytest.approx(found["us_of_kernels"]) == pytest.approx(79)
+
+
 def test_traffic_comes_to_its_end() -> None:
     import soak_gpu
 
@@ -162,56 +216,29 @@ def test_traffic_comes_to_its_end() -> None:
     assert len(held) == 5
 
 
-def test_lanes_are_read_from_what_ncu_prints() -> None:
-    import lanes_gpu
-
-    names = list(lanes_gpu.COUNTERS)
-    heads = ["ID", "Kernel Name", *names]
-    lines = ["==PROF== Connected", ",".join(f'"{head}"' for head in heads), '"","","","","","",""']
-    functions = ["_select"] * 4 + ["_accept"] * 4 + ["_attend", "_join"] * 4
-    for number, function in enumerate(functions):
-        values = [str(number), function, "31.5", "32", "7.25", "1.5", "4,100"]
-        lines.append(",".join(f'"{value}"' for value in values))
-    rows = lanes_gpu.rows_of(lanes_gpu.table("\n".join(lines)), lanes_gpu.COUNTERS)
-    assert [row["kernel"] for row in rows] == (["select"] * 4 + ["accept"] * 4 + ["attention"] * 8)
-    assert rows[9]["function"] == "_join" and rows[9]["rows"] == rows[8]["rows"] == 32
-    assert rows[0]["predicated_on"] == 31.5 and rows[0]["nanoseconds"] == 4100
-    with pytest.raises(RuntimeError):
-        lanes_gpu.rows_of(lanes_gpu.table("\n".join(lines[:-2])), lanes_gpu.COUNTERS)
-
-
-def test_loops_and_shuffles_are_counted_in_machine_code() -> None:
-    import lanes_gpu
-
-    sass = """
-        /*0000*/                   S2R R0, SR_CTAID.X ;        /* 0x0000000000007919 */
-        /*0010*/              @!P0 SHFL.IDX PT, R2, R3, RZ, 0x1f ;
-        /*0020*/               @P1 BRA 0x10 ;
-        /*0030*/                   BRA 0x50 ;
-        /*0040*/                   VOTE.ANY R3, PT, P0 ;
-        /*0050*/                   BRA 0x50;
-    """
-    found = lanes_gpu.operations(sass)
-    assert (found["SHFL"], found["VOTE"], found["loops"], found["instructions"]) == (1, 1, 1, 6)
-
-
 @pytest.mark.parametrize(
-    ("said", "code", "sound"),
+    ("peak", "allocated", "recordings", "sound"),
     [
-        ("12 passed in 3 s\n========= ERROR SUMMARY: 0 errors", 0, True),
-        ("12 passed in 3 s\n========= ERROR SUMMARY: 3 errors", 0, False),
-        ("12 passed\n========= RACECHECK SUMMARY: 0 hazards displayed (0 errors)", 0, True),
-        ("1 failed, 12 passed\n========= ERROR SUMMARY: 0 errors", 1, False),
-        ("no tests ran\n========= ERROR SUMMARY: 0 errors", 5, False),
-        ("12 passed", 0, False),
+        (1_040_000_000, [9, 9, 9, 9, 9], [4, 4, 4, 4, 4], True),
+        (1_040_000_000, [7, 8, 9, 9, 9], [4, 5, 6, 6, 6], True),  # settled by the third fifth
+        (1_060_000_000, [9, 9, 9, 9, 9], [4, 4, 4, 4, 4], False),  # more than it said
+        (1_040_000_000, [7, 8, 9, 9, 13], [4, 4, 4, 4, 4], False),  # it grows
+        (1_040_000_000, [7, 8, 9, 9, 9], [4, 5, 6, 7, 8], False),  # it never settled
     ],
 )
-def test_a_sanitizer_that_ran_nothing_or_found_something_is_not_sound(
-    said: str, code: int, sound: bool
+def test_an_engine_holds_what_it_said_and_no_more_as_time_goes_on(
+    peak: int, allocated: list[int], recordings: list[int], sound: bool
 ) -> None:
-    import sanitize_gpu
+    import soak_gpu
 
-    assert sanitize_gpu.verdict(said, code)["sound"] is sound
+    held = [
+        {"allocated": mib << 20, "reserved": 0, "device": 0, "recordings": count}
+        for mib, count in zip(allocated, recordings, strict=True)
+    ]
+    most = {"allocated": peak, "reserved": peak, "device": peak}
+    row = soak_gpu.judged({"total": 1_000_000_000}, most, held)
+    assert row["sound"] is sound
+    assert (row["peak_allocated_bytes"], row["stated_total_bytes"]) == (peak, 1_000_000_000)
 
 
 def test_ways_take_turns_and_equal_answers_are_counted() -> None:

@@ -73,6 +73,15 @@ def test_the_figures_have_their_agreed_names(
     assert sum(group["tokens"] for group in report["by_category"].values()) == report["tokens"]
 
 
+def test_the_figures_say_what_they_were_made_with(capsys: Capsys, words: list[str]) -> None:
+    """The same names on every device; what a GPU has to do without stands beside its reason."""
+    report = json.loads(furcate(capsys, *words, "--limit", "1", "--json", "-").out)
+    told = {"device", "kernels_why", "draft_kernels", "draft_kernels_why", "memory", "graphs"}
+    assert told <= set(report) and report["device"]
+    assert (report["kernels"], report["batch_invariant"]) == ("torch", False)
+    assert (report["graphs"], report["rounds_ahead"]) == (None, 0), "a CPU records nothing"
+
+
 def test_marginal_acceptance_is_at_most_conditional(capsys: Capsys, words: list[str]) -> None:
     ran = furcate(capsys, *words, "--fixed", "--nodes", "7", "--json", "-")
     report = json.loads(ran.out)

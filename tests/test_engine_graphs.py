@@ -141,6 +141,7 @@ def test_an_engine_on_a_cpu_says_that_it_launches_torch() -> None:
         "kernels_why": None,
         "draft_kernels": None,
         "draft_kernels_why": None,
+        "batch_invariant": False,
         "memory": None,
         "rounds_ahead": 0,
         "graphs": None,

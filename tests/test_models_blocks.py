@@ -260,14 +260,18 @@ def test_many_rows_and_gradients_go_to_the_products_of_torch() -> None:
 
 def test_a_compiler_sees_through_the_choice_and_takes_the_products_of_torch() -> None:
     """A head in training is compiled as one graph."""
-    decoder = wide_decoder().on(ByRows(INVARIANT, TORCH, most=64))
+    nothing: Any = None  # a compiler that took it would fail: there are no blocks in it
+    decoder = wide_decoder().on(ByRows(nothing, TORCH, most=64))
     layer, tokens_T = decoder.layers[0], torch.arange(5, device=DEVICE)
     by, x_TC = decoder.rope(tokens_T), decoder.embed(tokens_T)
     fused = torch.compile(layer, backend="eager", fullgraph=True, dynamic=False)
     with torch.no_grad():
         found = fused(Stream(x_TC), by, causal_attend, decoder.blocks).whole()
         wanted = layer(Stream(x_TC), by, causal_attend, TORCH).whole()
-    assert torch.equal(found, wanted)
+    # A GPU's library may add up a product in another order when the layer is compiled, so the two
+    # are equal within rounding only; that torch's products were taken is told by there being none
+    # else.
+    torch.testing.assert_close(found, wanted, atol=2e-5, rtol=2e-5)
 
 
 def test_gradients_flow_through_the_blocks_of_a_gpu() -> None:

@@ -16,7 +16,8 @@ def backend_json(built: Built) -> dict[str, Any]:
     `graphs` lists the kinds of rounds that were recorded and those that could not be, with the
     reason; None where every kernel is launched anew. `rounds_ahead` is how many rounds are launched
     before the one ahead of them is read; 0: one after the other. `memory` is what the engine holds
-    of a GPU at most, in bytes; None on a CPU.
+    of a GPU at most, in bytes; None on a CPU. `batch_invariant` is whether a token's scores are the
+    same bit for bit whatever is scored beside it.
     """
     own, drafter = built.round.kernels, kernels_in(built.round.drafter)
     return {
@@ -24,6 +25,7 @@ def backend_json(built: Built) -> dict[str, Any]:
         "kernels_why": own.why,
         "draft_kernels": None if drafter is None else drafter.name,
         "draft_kernels_why": None if drafter is None else drafter.why,
+        "batch_invariant": built.options.batch_invariant,
         "memory": None if built.memory is None else built.memory.as_json(),
         "rounds_ahead": built.player.ahead,
         "graphs": built.player.played.as_json() if built.player.records else None,
