@@ -261,7 +261,9 @@ def test_splits_fill_the_device_and_no_more() -> None:
     assert splits_for(3, 8192) == 64
     assert splits_for(24, 8192) == 11
     assert splits_for(300, 1 << 20) == 1
-    assert splits_for(1, 200) == 1
+    assert splits_for(1, 128) == 1
+    assert splits_for(1, 129) == 2
+    assert splits_for(8, 2049) == 17, "of two steps each, and not 16 of up to three"
 
 
 def test_the_comparison_can_fail() -> None:

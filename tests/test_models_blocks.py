@@ -17,8 +17,8 @@ from torch import Tensor
 from triton_device import DEVICE, MARKS
 
 from furcate.errors import Unsupported
+from furcate.kernels import attention_join_triton, tree_attention_triton, turn_write_triton
 from furcate.kernels import backend_triton as round_kernels
-from furcate.kernels import tree_attention_triton, turn_write_triton
 from furcate.kernels.backend import Kernels, Look, kernels_of
 from furcate.kernels.tree_attention import Places, Sight, behind
 from furcate.kernels.tree_attention_triton import tree_attention as on_device
@@ -139,7 +139,7 @@ class Launches:
             (norm_triton, "_add_norm"),
             (turn_write_triton, "_turn_write"),
             (tree_attention_triton, "_attend"),
-            (tree_attention_triton, "_join"),
+            (attention_join_triton, "_join"),
         ):
             patch.setattr(module, name, _Counted(module, name, self.count))
 
@@ -211,7 +211,7 @@ def test_nothing_else_runs_between_the_kernels_of_a_layer(
         monkeypatch.setattr(product_triton, "_product", _Nothing())
         monkeypatch.setattr(turn_write_triton, "_turn_write", _Nothing())
         monkeypatch.setattr(tree_attention_triton, "_attend", _Nothing())
-        monkeypatch.setattr(tree_attention_triton, "_join", _Nothing())
+        monkeypatch.setattr(attention_join_triton, "_join", _Nothing())
         monkeypatch.setattr(norm_triton, "_add_norm", _Nothing())
     kernels = round_kernels.INVARIANT if blocks is INVARIANT else round_kernels.TRITON
     counted = []
