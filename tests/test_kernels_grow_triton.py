@@ -102,7 +102,7 @@ def both(case: Case) -> list[str]:
     told, known = grown(case, lambda grower: grower.spelled_out)
     found = [f"pool.{name}" for name in differing(pool, told)]
     for depth, (one, other) in enumerate(zip(frontiers, known, strict=True), start=1):
-        ours = replace(one, below_BF=None)
+        ours = replace(one, at_BF=None, below_BF=None)
         found += [f"{depth}.{name}" for name in differing(ours, other)]
     return found
 
@@ -178,6 +178,7 @@ def test_children_of_rows_stand_behind_the_root() -> None:
     for depth, frontier in enumerate(frontiers, start=1):
         rows = frontier.tokens_BF.shape[1]
         want_BF = torch.tensor([[6 + depth], [9 + depth], [12 + depth]]).expand(-1, rows)
+        assert frontier.at_BF is not None and torch.equal(frontier.at_BF.cpu(), want_BF - 1)
         assert frontier.below_BF is not None and torch.equal(frontier.below_BF.cpu(), want_BF)
 
 

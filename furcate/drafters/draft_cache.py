@@ -1,16 +1,17 @@
 """Keys, values and states of a draft network, in pages of the same numbers as the target's.
 
-Legend: B requests, R rows of one pass, F frontier rows, N frontier nodes of all levels so far,
-C size of a state.
+Legend: B requests, R rows of one pass, F frontier rows, N the root and the frontier nodes of
+all levels so far, C size of a state.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from furcate.drafters.base import View
 from furcate.heads.recurrent import Recurrent
@@ -60,13 +61,13 @@ class DraftCache:
     Args:
         network: what is kept depends on it alone.
         room: sizes of the engine.
-        drafted: most frontier rows of a round and request, root excluded.
+        drafted: frontier rows of each level and request, root excluded.
     """
 
-    def __init__(self, network: Recurrent, room: Room, drafted: int) -> None:
+    def __init__(self, network: Recurrent, room: Room, drafted: Sequence[int]) -> None:
         kv, self._room = network.kv, room
         self._heads = kv.heads
-        self._scratch = 1 + drafted
+        self._scratch = 1 + sum(drafted)
         self._first = 1 if network.state_size else 0  # first position that anybody sees
         shape = CacheShape(
             layers=kv.layers,
@@ -77,6 +78,7 @@ class DraftCache:
         )
         self.keys = PagedCache(shape, network.dtype, room.device, room.kernels)
         self.states = StatePool(room.slots, network.state_size, network.dtype, room.device)
+        self._drafted = Drafted.of(room, drafted)
 
     @property
     def slot_bytes(self) -> int:
@@ -116,21 +118,23 @@ class DraftCache:
         places = replace(places_of(view, self._room), length_B=start_B)
         sight = behind(places, end_BR, live_B, self._first)
         root_BR = row_R == live_B[:, None] - 1
-        slot_BR = torch.where(root_BR, self._scratch_slots(len(live_B))[:, :1], sight.slot_BN)
+        slot_BR = torch.where(root_BR, self._drafted.slot_BN[: len(live_B), :1], sight.slot_BN)
         sight = replace(sight, slot_BN=slot_BR)
         return Pass(view.tokens_BW.gather(1, position_BR), position_BR, sight)
 
     def below(self, view: View, seen_BFN: Tensor) -> Sight:
         """What the frontier's rows see: the prefix, the root, and their own paths."""
-        batch, _, nodes = seen_BFN.shape
-        slot_BN = self._scratch_slots(batch)[:, : 1 + nodes]
+        batch, rows, nodes = seen_BFN.shape
+        slot_BN = self._drafted.slot_BN[:batch, :nodes]
+        own_BF = self._drafted.own.get((rows, nodes))
         return Sight(
             places=places_of(view, self._room),
             slot_BN=slot_BN,
             end_BN=slot_BN,
-            live_B=torch.full_like(view.length_B, 1 + nodes),
-            sees_BRN=pad(seen_BFN, (1, 0), value=True),
+            live_B=self._drafted.count_NB[nodes, :batch],
+            sees_BRN=seen_BFN,
             first=self._first,
+            own_T=None if own_BF is None else own_BF[:batch].flatten(),
         )
 
     def attend(self, sight: Sight) -> Attend:
@@ -142,10 +146,26 @@ class DraftCache:
         self.keys.copy_page(source, target)
         self.states.copy_page(source, target, self._room.page_size)
 
-    def _scratch_slots(self, batch: int) -> Tensor:
-        """Slots of the drafted rows, the root's first: int64 [B, 1 + N]."""
-        slot = torch.arange(batch * self._scratch, device=self._room.device)
-        return (self._room.slots + slot).view(batch, self._scratch)
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """Where the rows of a tree lie, which is the same in every round; B is the capacity here."""
+
+    slot_BN: Tensor  # int64, the root's first
+    count_NB: Tensor  # int64, row n says n for every request
+    own: dict[tuple[int, int], Tensor]  # slots of a level's own rows, int64 [B, F], dense
+
+    @staticmethod
+    def of(room: Room, drafted: Sequence[int]) -> Drafted:
+        """By the frontier rows of each level; keys of `own` are (rows, nodes down to them)."""
+        each = 1 + sum(drafted)
+        slot = torch.arange(room.capacity * each, device=room.device)
+        slot_BN = (room.slots + slot).view(room.capacity, each)
+        count_N1 = torch.arange(1 + each, device=room.device)[:, None]
+        own = {}
+        for rows, end in zip(drafted, accumulate(drafted, initial=1), strict=False):
+            own[rows, end + rows] = slot_BN[:, end : end + rows].contiguous()
+        return Drafted(slot_BN, count_N1.repeat(1, room.capacity), own)
 
 
 def places_of(view: View, room: Room) -> Places:

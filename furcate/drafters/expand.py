@@ -1,7 +1,8 @@
 """Growing a tree level by level: branch, prune, and choose the next frontier.
 
 Legend: B requests, F frontier rows, V draft vocabulary, C children of a row, X = F * C
-candidates of a level, N frontier nodes of all levels so far, D levels.
+candidates of a level, N the root and the frontier nodes of all levels so far, D
+levels.
 """
 
 from __future__ import annotations
@@ -195,7 +196,7 @@ def _root(trees: Trees) -> Frontier:
         plain_BF=certain_B1,
         index_BF=zero_B1 - 1,
         row_BF=zero_B1,
-        seen_BFN=torch.zeros(*zero_B1.shape, 0, dtype=torch.bool, device=zero_B1.device),
+        seen_BFN=torch.ones_like(zero_B1, dtype=torch.bool)[..., None],
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from furcate.heads.recurrent import KvSizes
+from furcate.heads.recurrent import Fed, KvSizes, whole
 from furcate.models.decoder import Attend, Decoder
 
 __all__ = ["ModelNetwork"]
@@ -42,12 +42,12 @@ class ModelNetwork:
         """The decoder's."""
         return self.decoder.buffers()
 
-    def fuse(self, features_TF: Tensor) -> Tensor:
+    def fuse(self, features: Tensor | Fed) -> Tensor:
         """There are none, and nothing is made of them."""
-        return features_TF
+        return whole(features)
 
     def __call__(
-        self, tokens_T: Tensor, state_TC: Tensor, positions_T: Tensor, attend: Attend
+        self, tokens_T: Tensor, state: Tensor | Fed, positions_T: Tensor, attend: Attend
     ) -> Tensor:
         """Final hidden states, [T, C]; what came before is in the keys."""
         hidden_TC: Tensor = self.decoder(tokens_T, positions_T, attend)

@@ -17,7 +17,8 @@ from furcate.drafters.expand import Frontier, Manner
 from furcate.drafters.features import of_chain, of_path
 from furcate.drafters.footprint import SPELLED_OUT, Footprint, storages
 from furcate.drafters.vocabulary import Vocabulary
-from furcate.heads.recurrent import Recurrent
+from furcate.heads.recurrent import Fed, Recurrent
+from furcate.kernels.beside import Rows
 from furcate.kernels.draft import Draft, Proposal, Verdict
 
 __all__ = ["RecurrentDrafter"]
@@ -44,9 +45,12 @@ class RecurrentDrafter:
         self.plan = manner.plan
         self.depth = len(manner.plan)
         self.pool = sum(step.candidates for step in manner.plan)
-        self.cache = DraftCache(network, room, sum(step.rows for step in manner.plan))
+        self.cache = DraftCache(network, room, [step.rows for step in manner.plan])
         self.words = Vocabulary(network.token_D, min(room.vocab, network.vocab))
-        self._grower = manner.grower(self.words, room.device, room.kernels.fitting(network.dtype))
+        kernels = room.kernels.fitting(network.dtype)
+        self._beside = kernels.beside
+        self._reads_all = network.vocab >= room.vocab
+        self._grower = manner.grower(self.words, room.device, kernels)
         self.plausible = self._grower.plausible
         self._dummy = room.capacity
         # a round commits the accepted nodes and one more, and the last root's keys lay in scratch
@@ -123,21 +127,29 @@ class RecurrentDrafter:
 
     def _below(self, view: View, frontier: Frontier, out_BFC: Tensor, depth: int) -> Tensor:
         """Outputs at the frontier's rows, `depth` below the roots; `out` are those above them."""
-        row_BFC = frontier.row_BF[..., None].expand(-1, -1, out_BFC.shape[2])
-        position_BF = (view.length_B[:, None] + depth).expand(-1, frontier.row_BF.shape[1])
+        position_BF = frontier.at_BF
+        if position_BF is None:
+            position_BF = (view.length_B[:, None] + depth).expand(-1, frontier.row_BF.shape[1])
         rows = Pass(frontier.tokens_BF, position_BF, self.cache.below(view, frontier.seen_BFN))
-        return self._score_with(out_BFC.gather(1, row_BFC), rows)
+        above = Rows(out_BFC.flatten(0, 1), frontier.row_BF, step=out_BFC.shape[1])
+        return self._score_with(self._fed(above), rows)
 
     def _score(self, view: View, rows: Pass) -> Tensor:
         """Outputs [B, R, C] at committed tokens, fed with the target's states."""
-        return self._score_with(self.cache.before(view, rows.position_BR), rows)
+        before_BRC = self.cache.before(view, rows.position_BR)
+        return self._score_with(before_BRC.flatten(0, 1), rows)
 
-    def _score_with(self, state_BRC: Tensor, rows: Pass) -> Tensor:
-        # a target may know more tokens than the network; those read as its last one
-        known_T = rows.tokens_BR.flatten().clamp_max(self.network.vocab - 1)
+    def _fed(self, rows: Rows) -> Tensor | Fed:
+        """Rows to feed the network with; where a kernel reads them they are not picked before."""
+        return rows.picked() if self._beside is None else Fed(rows, self._beside)
+
+    def _score_with(self, state: Tensor | Fed, rows: Pass) -> Tensor:
+        known_T = rows.tokens_BR.flatten()
+        if not self._reads_all:  # tokens that the target alone knows read as the network's last one
+            known_T = known_T.clamp_max(self.network.vocab - 1)
         out_TC = self.network(
             known_T,
-            state_BRC.flatten(0, 1),
+            state,
             rows.position_BR.flatten(),
             self.cache.attend(rows.sight),
         )
@@ -159,5 +171,5 @@ def _at_the_root(out_BRC: Tensor, view: View, tail: Pass) -> Tensor:
 def _on_path(tokens_B1: Tensor, depth: int) -> Frontier:
     """One row a request, `depth` below the root, that sees all rows before it."""
     certain_B1, first_B1 = torch.zeros_like(tokens_B1, dtype=torch.float32), tokens_B1 * 0
-    seen_B1N = torch.ones(*tokens_B1.shape, depth, dtype=torch.bool, device=tokens_B1.device)
+    seen_B1N = torch.ones(*tokens_B1.shape, 1 + depth, dtype=torch.bool, device=tokens_B1.device)
     return Frontier(tokens_B1, certain_B1, certain_B1, first_B1, first_B1, seen_B1N)

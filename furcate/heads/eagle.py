@@ -6,12 +6,14 @@ vocabulary.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from furcate.heads.output import Output, Shared
-from furcate.heads.recurrent import KvSizes
+from furcate.heads.recurrent import Fed, KvSizes, whole
 from furcate.heads.spec import EagleSpec
 from furcate.models.blocks import Stream
 from furcate.models.decoder import Attend, Attention, Layer, Mlp
@@ -94,8 +96,15 @@ class Eagle3(_Eagle):
         self.more = nn.ModuleList(Layer(block, i, like=like) for i in range(1, block.num_layers))
         self.norm = RmsNorm(size, eps, like=like)
 
-    def fuse(self, features_TF: Tensor) -> Tensor:
+    def fuse(self, features: Tensor | Fed) -> Tensor:
         """States [T, C] from the target's features, layer after layer."""
+        if isinstance(features, Fed) and not (self.input_norm is not None and self.fc_norms):
+            norms = [cast(RmsNorm, norm) for norm in self.fc_norms]
+            if norms:
+                return self.blocks.linear(features.parts(norms), self.fc)
+            features_TF, _ = features.beside((features.by(self.input_norm),))
+            return self.blocks.linear(features_TF, self.fc)
+        features_TF = features.rows.picked() if isinstance(features, Fed) else features
         if self.input_norm is not None:
             features_TF = self.input_norm(features_TF)
         if len(self.fc_norms):
@@ -105,20 +114,29 @@ class Eagle3(_Eagle):
         return self.blocks.linear(features_TF, self.fc)
 
     def forward(
-        self, tokens_T: Tensor, state_TC: Tensor, positions_T: Tensor, attend: Attend
+        self, tokens_T: Tensor, state: Tensor | Fed, positions_T: Tensor, attend: Attend
     ) -> Tensor:
         """States behind the tokens, before the norm unless `norm_output`."""
         by = self.rope(positions_T)
-        normed_TC = self.state_norm(state_TC)
-        both_TI = torch.cat((self.token_norm(self.embed(tokens_T)), normed_TC), 1)
+        both_TI, x_TC = self._read(tokens_T, state)
         qkv_TI = self.blocks.linear(both_TI, self.attention.qkv)
         seen_TI = self.attention.seen(qkv_TI, by, attend, self.blocks)
-        x_TC = normed_TC if self.spec.norm_before_residual else state_TC
         stream = self.blocks.linear_add(seen_TI, self.attention.out, x_TC)
         stream = self._behind(stream, by, attend)
         if self.spec.norm_output:
             return self.blocks.norm(stream, self.norm)[1]
         return stream.whole()
+
+    def _read(self, tokens_T: Tensor, state: Tensor | Fed) -> tuple[Tensor, Tensor]:
+        """(embeddings and states side by side, normed; what the first sum adds to), per row."""
+        if isinstance(state, Fed):
+            token = state.named(self.embedding, tokens_T, self.token_norm)
+            both_TI, state_TC = state.beside((token, state.by(self.state_norm)))
+            normed_TC = both_TI[:, self.state_size :]
+        else:
+            state_TC, normed_TC = state, self.state_norm(state)
+            both_TI = torch.cat((self.token_norm(self.embed(tokens_T)), normed_TC), 1)
+        return both_TI, normed_TC if self.spec.norm_before_residual else state_TC
 
     def final(self, state_TC: Tensor) -> Tensor:
         """What the output matrix reads: the state, normed exactly once."""
@@ -127,8 +145,10 @@ class Eagle3(_Eagle):
 
     def logits(self, state_TC: Tensor) -> Tensor:
         """Scores of the next token over the draft vocabulary, [T, D]."""
-        scores_TD: Tensor = self.output(self.final(state_TC))
-        return scores_TD
+        if self.spec.norm_output:
+            scores_TD: Tensor = self.output(state_TC)
+            return scores_TD
+        return self.blocks.norm_linear(Stream(state_TC), self.norm, self.output)[1]
 
 
 class Eagle1(_Eagle):
@@ -148,16 +168,20 @@ class Eagle1(_Eagle):
         self.mlp = Mlp(block, like=like)
         self.more = nn.ModuleList(Layer(block, i, like=like) for i in range(1, block.num_layers))
 
-    def fuse(self, features_TF: Tensor) -> Tensor:
+    def fuse(self, features: Tensor | Fed) -> Tensor:
         """The target's final state as it is."""
-        return features_TF
+        return whole(features)
 
     def forward(
-        self, tokens_T: Tensor, state_TC: Tensor, positions_T: Tensor, attend: Attend
+        self, tokens_T: Tensor, state: Tensor | Fed, positions_T: Tensor, attend: Attend
     ) -> Tensor:
         """Guessed final states of the target behind the tokens."""
         by = self.rope(positions_T)
-        both_TI = torch.cat((self.embed(tokens_T), state_TC), 1)
+        if isinstance(state, Fed):
+            token = state.named(self.embedding, tokens_T, None)
+            both_TI, _ = state.beside((token, state.by(None)))
+        else:
+            both_TI = torch.cat((self.embed(tokens_T), state), 1)
         stream = Stream(self.blocks.linear(both_TI, self.fc))
         stream = self.attention(stream, None, by, attend, self.blocks)
         return self._behind(stream, by, attend).whole()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from furcate.heads.output import Output, Shared
-from furcate.heads.recurrent import KvSizes
+from furcate.heads.recurrent import Fed, KvSizes, whole
 from furcate.heads.spec import MtpSpec
 from furcate.models.blocks import Stream
 from furcate.models.decoder import Attend, Layer
@@ -58,16 +58,20 @@ class Mtp(nn.Module):
         """Target id of each draft id, int64 [D]; None: the same ids."""
         return self.output.token_D
 
-    def fuse(self, features_TF: Tensor) -> Tensor:
+    def fuse(self, features: Tensor | Fed) -> Tensor:
         """The target's final state as it is."""
-        return features_TF
+        return whole(features)
 
     def forward(
-        self, tokens_T: Tensor, state_TC: Tensor, positions_T: Tensor, attend: Attend
+        self, tokens_T: Tensor, state: Tensor | Fed, positions_T: Tensor, attend: Attend
     ) -> Tensor:
         """States behind the tokens, normed."""
-        token_TC = self.token_norm(functional.embedding(tokens_T, self.embedding))
-        both_TI = torch.cat((token_TC, self.state_norm(state_TC)), 1)
+        if isinstance(state, Fed):
+            token = state.named(self.embedding, tokens_T, self.token_norm)
+            both_TI, _ = state.beside((token, state.by(self.state_norm)))
+        else:
+            token_TC = self.token_norm(functional.embedding(tokens_T, self.embedding))
+            both_TI = torch.cat((token_TC, self.state_norm(state)), 1)
         stream = Stream(self.blocks.linear(both_TI, self.project))
         stream = self.layer(stream, self.rope(positions_T), attend, self.blocks)
         _, normed_TC = self.blocks.norm(stream, self.norm)

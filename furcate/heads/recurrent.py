@@ -5,16 +5,44 @@ Legend: T flat rows, F features of the target, C size of a state, D draft vocabu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from furcate.kernels.beside import Beside, Part, Rows
 from furcate.models.decoder import Attend
+from furcate.models.norm import RmsNorm
 
-__all__ = ["KvSizes", "Recurrent"]
+__all__ = ["Fed", "KvSizes", "Recurrent", "whole"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """What a network is fed with, still to be picked, and the kernel that picks it.
+
+    For inference only.
+    """
+
+    rows: Rows  # of states, or of the target's features
+    beside: Beside
+
+    def by(self, norm: RmsNorm | None) -> Part:
+        """The rows behind a norm."""
+        return self.rows, norm
+
+    def named(self, table_SC: Tensor, number_T: Tensor, norm: RmsNorm | None) -> Part:
+        """Rows of a table that all requests share, one for each of these."""
+        return Rows(table_SC, number_T.view_as(self.rows.number_BR)), norm
+
+    def parts(self, norms: Sequence[RmsNorm]) -> Tensor:
+        """The rows cut into as many parts of one width, each behind its norm: [T, F]."""
+        rows = self.rows
+        chunks = rows.x_SC.chunk(len(norms), 1)
+        cut = [Rows(chunk, rows.number_BR, rows.step) for chunk in chunks]
+        return self.beside(tuple(zip(cut, norms, strict=True)))[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +86,12 @@ class Recurrent(Protocol):
 
     def buffers(self) -> Iterator[Tensor]: ...
 
-    def fuse(self, features_TF: Tensor) -> Tensor:
+    def fuse(self, features: Tensor | Fed) -> Tensor:
         """States [T, C] from the target's features."""
         ...
 
     def __call__(
-        self, tokens_T: Tensor, state_TC: Tensor, positions_T: Tensor, attend: Attend
+        self, tokens_T: Tensor, state: Tensor | Fed, positions_T: Tensor, attend: Attend
     ) -> Tensor:
         """States behind these tokens: [T, C'], to be fed on and to be scored."""
         ...
@@ -71,3 +99,8 @@ class Recurrent(Protocol):
     def logits(self, state_TC: Tensor) -> Tensor:
         """Scores of the next token, [T, D], from what a call returns."""
         ...
+
+
+def whole(fed: Tensor | Fed) -> Tensor:
+    """What it is fed with, [T, C], picked and no more."""
+    return fed.beside((fed.by(None),))[0] if isinstance(fed, Fed) else fed

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from furcate.kernels import (
     accept_triton,
+    beside_triton,
     draft_head_triton,
     grow_triton,
     kv_move_triton,
@@ -34,6 +35,7 @@ TRITON = Kernels(
     draft_head=draft_head_triton.draft_head,
     grow=grow_triton.grow,
     tally=tally_triton.tally,
+    beside=beside_triton.beside,
 )
 
 INVARIANT = replace(TRITON, look=tree_attention_triton.look_invariant, batch_invariant=True)

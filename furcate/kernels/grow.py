@@ -1,7 +1,8 @@
 """What one level of a growing tree is made of; the torch reference is `furcate.drafters.expand`.
 
 Legend: B requests, F frontier rows, D draft vocabulary, C children of a row, X = F * C candidates
-of a level, N frontier nodes of all levels so far, K bins of weights or knots of a map.
+of a level, N the root and the frontier nodes of all levels so far, K bins of weights or knots of a
+map.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ class Frontier:
     plain_BF: Tensor  # float32, log, the product of the weights on the path
     index_BF: Tensor  # int64, place in the pool
     row_BF: Tensor  # int64, place of the parent in the frontier before
-    seen_BFN: Tensor  # bool, frontier nodes on the row's own path, itself included
-    below_BF: Tensor | None = None  # int64, positions of their children; None: not computed
+    seen_BFN: Tensor  # bool, nodes on the row's own path, the root and itself included
+    at_BF: Tensor | None = None  # int64, positions; None: not computed
+    below_BF: Tensor | None = None  # int64, positions of their children; None likewise
 
 
 @dataclass(frozen=True, slots=True)

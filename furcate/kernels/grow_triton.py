@@ -2,7 +2,7 @@
 
 Twin of `furcate.drafters.expand`'s levels in torch. Legend: B requests, F frontier rows, C children
 of a row, X = F * C candidates padded to a power of two, R rows that go on, padded likewise,
-N frontier nodes, W of them at a time, K bins or knots.
+N the root and the frontier nodes, W of them at a time, K bins or knots.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def grow(
     _grow[(batch,)](
         *given,
         *written,
-        *_fields(next_up, 7),
+        *_fields(next_up, 8),
         rows,
         children,
         int(served > 1),
@@ -72,7 +72,7 @@ def grow(
         pool.tokens_BP.shape[1],
         place.begin,
         place.depth,
-        0 if frontier is None else frontier.seen_BFN.shape[2],
+        _above(frontier),
         place.rows,
         math.log(HIGHEST),
         by.kappa,
@@ -92,11 +92,17 @@ def grow(
 def _empty(frontier: Frontier | None, rows: int, trees: Trees) -> Frontier:
     """A frontier that nobody has written yet."""
     batch = len(trees.length_B)
-    above = 0 if frontier is None else frontier.seen_BFN.shape[2]
-    tokens_BF, index_BF, row_BF, below_BF = trees.length_B.new_empty((4, batch, rows)).unbind()
+    whole_4BF = trees.length_B.new_empty((4, batch, rows))
+    tokens_BF, index_BF, row_BF, at_BF = whole_4BF.unbind()
+    below_BF = trees.length_B.new_empty((batch, rows))
     value_BF, plain_BF = trees.pool.value_BP.new_empty((2, batch, rows)).unbind()
-    seen_BFN = trees.length_B.new_empty((batch, rows, above + rows), dtype=torch.bool)
-    return Frontier(tokens_BF, value_BF, plain_BF, index_BF, row_BF, seen_BFN, below_BF)
+    seen_BFN = trees.length_B.new_empty((batch, rows, _above(frontier) + rows), dtype=torch.bool)
+    return Frontier(tokens_BF, value_BF, plain_BF, index_BF, row_BF, seen_BFN, at_BF, below_BF)
+
+
+def _above(frontier: Frontier | None) -> int:
+    """Columns that the level above sees: the root has itself."""
+    return 1 if frontier is None else frontier.seen_BFN.shape[2]
 
 
 def _fields(frontier: Frontier | None, count: int) -> tuple[Tensor | None, ...]:
@@ -105,7 +111,7 @@ def _fields(frontier: Frontier | None, count: int) -> tuple[Tensor | None, ...]:
         return (None,) * count
     f = frontier
     above = (f.value_BF, f.plain_BF, f.index_BF, f.seen_BFN)
-    return (*above, f.tokens_BF, f.row_BF, f.below_BF)[:count]
+    return (*above, f.tokens_BF, f.row_BF, f.at_BF, f.below_BF)[:count]
 
 
 @triton.jit
@@ -136,6 +142,7 @@ def _grow(
     next_seen_ptr,
     next_tokens_ptr,
     next_row_ptr,
+    next_at_ptr,
     next_below_ptr,
     rows,
     children,
@@ -227,12 +234,15 @@ def _grow(
         tl.store(next_tokens_ptr + next_R, tl.gather(token_X, pick_R, 0), mask=on_R)
         tl.store(next_index_ptr + next_R, zero_R + pick_R + begin, mask=on_R)
         tl.store(next_row_ptr + next_R, zero_R + came_R, mask=on_R)
-        below = tl.load(length_ptr + b) + depth + 1
-        tl.store(next_below_ptr + next_R, zero_R + below, mask=on_R)
+        at = tl.load(length_ptr + b) + depth
+        tl.store(next_at_ptr + next_R, zero_R + at, mask=on_R)
+        tl.store(next_below_ptr + next_R, zero_R + at + 1, mask=on_R)
         for first in range(0, above + going_on, W):
             n_W = first + tl.arange(0, W)
             seen_RW = n_W[None, :] - above == r_R[:, None]
-            if seen_ptr is not None:
+            if seen_ptr is None:
+                seen_RW |= n_W[None, :] == 0  # the root
+            else:
                 old_RW = on_R[:, None] & (n_W < above)[None, :]
                 from_RW = (b * rows + came_R[:, None]) * above + n_W[None, :]
                 seen_RW |= tl.load(seen_ptr + from_RW, mask=old_RW, other=0).to(tl.int1)

@@ -59,6 +59,7 @@ class Sight:
     live_B: Tensor  # int64, columns of the tree in use; the rows behind them are pads
     sees_BRN: Tensor | None = None  # bool; then all columns of the tree are in use
     first: int = 0  # columns below are hidden from all rows that see any other
+    own_T: Tensor | None = None  # `write_T`, where it was laid out before
 
     @property
     def rows(self) -> int:
@@ -69,6 +70,8 @@ class Sight:
     @property
     def write_T(self) -> Tensor:
         """Slot of each row; entries lie dense, also where a request has a single row."""
+        if self.own_T is not None:
+            return self.own_T
         return self.slot_BN[:, self.slot_BN.shape[1] - self.rows :].flatten().contiguous()
 
 

@@ -1,0 +1,65 @@
+"""Rows picked from several matrices, normed and laid side by side: what a network reads of a token.
+
+Legend: B requests, R rows of each, T = B * R flat rows, S rows to pick from, C columns of a
+matrix, I columns of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+__all__ = ["Beside", "Norm", "Part", "Rows", "beside"]
+
+
+class Norm(Protocol):
+    """A root mean square norm over a row; the models' `RmsNorm` is one."""
+
+    @property
+    def weight(self) -> Tensor:
+        """[C]."""
+
+    @property
+    def eps(self) -> float:
+        """Added to the mean square."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of a matrix by number, which nobody has picked yet."""
+
+    x_SC: Tensor  # entries of a row lie dense
+    number_BR: Tensor  # int64
+    step: int = 0  # rows of `x` that are a request's own, counted from its first; 0: shared by all
+
+    def picked(self) -> Tensor:
+        """[T, C]."""
+        number_BR = self.number_BR
+        if self.step:
+            first_B = torch.arange(len(number_BR), device=number_BR.device) * self.step
+            number_BR = number_BR + first_B[:, None]
+        return self.x_SC.index_select(0, number_BR.flatten())
+
+
+Part = tuple[Rows, Norm | None]
+
+Beside = Callable[[Sequence[Part]], tuple[Tensor, Tensor]]
+"""Up to four parts of the same number of rows -> ([T, I], the last part as it is, [T, C])."""
+
+
+def beside(parts: Sequence[Part]) -> tuple[Tensor, Tensor]:
+    """The parts' rows, each normed by its own norm if it has one; the torch reference."""
+    picked = [rows.picked() for rows, _ in parts]
+    normed = [_normed(x_TC, norm) for x_TC, (_, norm) in zip(picked, parts, strict=True)]
+    return torch.cat(normed, 1), picked[-1]
+
+
+def _normed(x_TC: Tensor, norm: Norm | None) -> Tensor:
+    if norm is None:
+        return x_TC
+    return functional.rms_norm(x_TC, (x_TC.shape[1],), norm.weight, norm.eps)

@@ -1,0 +1,167 @@
+"""On a GPU's kernels drafting calls next to nothing of torch's own, and nothing more a level.
+
+A recorded round pays for every call about what a small kernel takes. Rotary angles are the
+model's matter and not counted here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import pytest
+import torch
+from drafter_views import PAGE, view_of
+from small_models import fill_randomly, tiny_decoder
+from tiny_engine import VOCAB
+from torch import Tensor
+from torch_launches import Launches
+from triton_device import DEVICE, MARKS
+
+from furcate.config import DraftOptions
+from furcate.drafters.around import around_head
+from furcate.drafters.base import View
+from furcate.drafters.draft_cache import Room
+from furcate.engine.target import chain as target_chain
+from furcate.heads.eagle import Eagle1, Eagle3
+from furcate.heads.mtp import Mtp
+from furcate.heads.output import Shared
+from furcate.heads.spec import EagleSpec, MtpSpec
+from furcate.kernels import draft_head_triton
+from furcate.kernels.backend import TORCH, Kernels
+from furcate.kernels.backend_triton import TRITON
+from furcate.kernels.draft import Draft, Proposal, Verdict
+from furcate.models import blocks_triton
+from furcate.models.blocks import TORCH as PLAIN
+from furcate.models.decoder import Decoder
+from furcate.models.weights import places
+
+pytestmark = MARKS
+
+KINDS = ("eagle3", "eagle3 with norms elsewhere", "mtp", "eagle1")
+TEXTS = [list(range(4, 23)), [9, 5], list(range(30, 37))]
+WIDTH = 2
+ROWS = 1 + WIDTH
+MOST = 94  # calls of a whole draft and of learning
+
+
+@pytest.fixture(autouse=True)
+def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE.type == "cpu":  # the interpreter sorts a thousand keys in half a second
+        monkeypatch.setattr(draft_head_triton, "_BLOCKS", 16)
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """What rounds of a drafter come to, and what the last one called of torch's own."""
+
+    proposals: list[Proposal]
+    proposing: Counter[str]
+    learning: Counter[str]
+
+
+def drafted(kind: str, depth: int, rounds: int, kernels: Kernels = TRITON) -> Drafted:
+    drafter = drafter_of(kind, depth, kernels)
+    assert drafter.depth == depth
+    view = on_device(view_of(TEXTS, width=48, temperatures=[0.9, 0.0, 0.7]))
+    width = len(drafter.layers) * drafter.network.state_size
+    rng = torch.Generator().manual_seed(3)
+    features = torch.randn(len(TEXTS), 24, width, generator=rng).to(DEVICE)
+    proposals, launches = [], []
+    with torch.no_grad():  # composite calls come apart, as they do on a GPU
+        drafter.keep(replace(view, length_B=view.length_B * 0), chain(24), features)
+        for _ in range(rounds):
+            with Launches("models/rope.py") as proposing:
+                proposals.append(drafter.propose(view))
+            root_B = view.tokens_BW.gather(1, view.length_B[:, None])[:, 0]
+            draft, verdict = judged(drafter, proposals[-1], root_B)
+            with Launches("models/rope.py") as learning:
+                drafter.learn(view, draft, verdict, features[:, :ROWS])
+            launches = [proposing.calls, learning.calls]
+            view = replace(view, length_B=view.length_B + verdict.count_B)
+    return Drafted(proposals, *launches)
+
+
+def drafter_of(kind: str, depth: int, kernels: Kernels) -> Any:
+    spec = replace(tiny_decoder(vocab=VOCAB).spec, head_dim=16)
+    target = Decoder(spec, torch.float32, torch.device("cpu")).requires_grad_(False)
+    fill_randomly(places(target), 0)
+    target = target.to(DEVICE).on(PLAIN if kernels is TORCH else blocks_triton.TRITON)
+    how = DraftOptions(depth=depth, topk=WIDTH, num_draft_tokens=ROWS, adaptive=False)
+    room = Room(len(TEXTS), 32, PAGE, VOCAB, DEVICE, kernels)
+    return around_head(head_of(kind, target), how, room)
+
+
+def head_of(kind: str, target: Decoder) -> Any:
+    block = replace(target.spec, num_layers=1, rope_layers=(True,), intermediate_size=40)
+    shared, size = Shared.of(target), block.hidden_size
+    token_D = torch.arange(3, VOCAB, 2, device=DEVICE)
+    made: Any
+    if kind == "mtp":
+        made = Mtp(MtpSpec(block, (2,), VOCAB), shared, None)
+    elif kind == "eagle1":
+        made = Eagle1(EagleSpec("eagle1", block, size, (2,), VOCAB, fc_bias=True), shared, None)
+    else:
+        elsewhere = kind != "eagle3"
+        spec = EagleSpec(
+            "eagle3",
+            block,
+            size,
+            (0, 1, 2),
+            len(token_D),
+            fc_norm=not elsewhere,
+            norm_before_fc=elsewhere,
+            norm_before_residual=elsewhere,
+            norm_output=elsewhere,
+        )
+        made = Eagle3(spec, shared, token_D)
+    filled = {name: torch.empty(x.shape) for name, x in made.named_parameters()}
+    fill_randomly(filled, 5)
+    for name, x in made.requires_grad_(False).named_parameters():
+        x.copy_(filled[name])
+    return made
+
+
+def judged(drafter: Any, proposal: Proposal, root_B: Tensor) -> tuple[Draft, Verdict]:
+    """The best nodes of a proposal, of which none, one and two follow one another on a path."""
+    allowance_B = torch.full_like(root_B, ROWS)
+    draft = TORCH.select(proposal, root_B, ROWS, allowance_B)
+    path_BD = torch.zeros(len(root_B), drafter.depth + 1, dtype=torch.int64, device=DEVICE)
+    path_BD[1:, 1:] = 1
+    path_BD[2, 2:] = 2
+    count_B = torch.arange(1, len(root_B) + 1, device=DEVICE)
+    return draft, Verdict(path_BD, path_BD, count_B, count_B - 1)
+
+
+def chain(rows: int) -> Draft:
+    """A stretch of prompt as long as the target has scored, for all requests."""
+    tokens_BR = torch.zeros(len(TEXTS), rows, dtype=torch.int64, device=DEVICE)
+    live_B = torch.tensor([len(text) for text in TEXTS], device=DEVICE)
+    return target_chain(tokens_BR, live_B)
+
+
+def on_device(view: View) -> View:
+    def moved(what: Any) -> Any:
+        found = {f.name: getattr(what, f.name) for f in fields(what)}
+        tensors = {name: x.to(DEVICE) for name, x in found.items() if isinstance(x, Tensor)}
+        return replace(what, **tensors)
+
+    law = replace(moved(view.law), choice_B=view.length_B.to(DEVICE) * 0)
+    return replace(moved(view), law=law)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_further_level_calls_nothing_of_torchs_own_and_trees_are_torchs(kind: str) -> None:
+    told = drafted(kind, 2, 2, TORCH)
+    shallow, deep = drafted(kind, 2, 2), drafted(kind, 4, 1)
+    assert shallow.proposing == deep.proposing and shallow.learning == deep.learning
+    assert sum(deep.proposing.values()) + sum(deep.learning.values()) <= MOST
+    assert sum(told.proposing.values()) > MOST, "torch's own are counted"
+    for one, other in zip(shallow.proposals, told.proposals, strict=True):
+        for f in fields(Proposal):
+            a, b = getattr(one, f.name), getattr(other, f.name)
+            if f.name == "tag_BP":  # a weight in 65,535 steps
+                assert bool(((a - b).abs() <= 8).all())
+            else:
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
