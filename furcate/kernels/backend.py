@@ -21,6 +21,7 @@ from furcate.kernels.draft_head import Children, Scale
 from furcate.kernels.draws import Draws
 from furcate.kernels.grow import Grow, Tally
 from furcate.kernels.lawful import Limiter
+from furcate.kernels.ngram import Lookup
 from furcate.kernels.tree_attention import Keys, Sight
 
 __all__ = ["TORCH", "DraftHead", "Kernels", "Look", "TurnWrite", "kernels_of"]
@@ -74,6 +75,8 @@ class Kernels:
     tally: Tally | None = None  # None likewise
     batch_invariant: bool = False  # a row's results do not depend on what else is in the batch
     why: str | None = None  # these and not the device's own ones; None: they are its own
+    lookup: Lookup | None = None  # None: the reference
+    tally_rates: Tally | None = None  # of n-gram matches, tried and right; None: the drafter's own
 
     def fitting(self, dtype: torch.dtype, head_dim: int | None = None) -> Kernels:
         """These, or the references with the reason, for a network that these are not made for.

@@ -11,6 +11,7 @@ from furcate.kernels import (
     kv_move_triton,
     kv_write_triton,
     lawful_triton,
+    ngram_triton,
     sample_triton,
     select_triton,
     tally_triton,
@@ -34,6 +35,8 @@ TRITON = Kernels(
     draft_head=draft_head_triton.draft_head,
     grow=grow_triton.grow,
     tally=tally_triton.tally,
+    lookup=ngram_triton.lookup,
+    tally_rates=tally_triton.tally_rates,
 )
 
 INVARIANT = replace(TRITON, look=tree_attention_triton.look_invariant, batch_invariant=True)
