@@ -20,6 +20,7 @@ from furcate.kernels.draft import Draft, Proposal, Verdict
 from furcate.kernels.draft_head import Children, Scale
 from furcate.kernels.draws import Draws
 from furcate.kernels.grow import Grow, Tally
+from furcate.kernels.joint import Join, JointTally
 from furcate.kernels.lawful import Limiter
 from furcate.kernels.ngram import Lookup
 from furcate.kernels.tree_attention import Keys, Sight
@@ -77,6 +78,8 @@ class Kernels:
     why: str | None = None  # these and not the device's own ones; None: they are its own
     lookup: Lookup | None = None  # None: the reference
     tally_rates: Tally | None = None  # of n-gram matches, tried and right; None: the drafter's own
+    join: Join | None = None  # None: the reference
+    tally_joint: JointTally | None = None  # None: the drafter's own
 
     def fitting(self, dtype: torch.dtype, head_dim: int | None = None) -> Kernels:
         """These, or the references with the reason, for a network that these are not made for.

@@ -8,6 +8,7 @@ from furcate.kernels import (
     accept_triton,
     draft_head_triton,
     grow_triton,
+    joint_triton,
     kv_move_triton,
     kv_write_triton,
     lawful_triton,
@@ -37,6 +38,8 @@ TRITON = Kernels(
     tally=tally_triton.tally,
     lookup=ngram_triton.lookup,
     tally_rates=tally_triton.tally_rates,
+    join=joint_triton.join,
+    tally_joint=joint_triton.tally_joint,
 )
 
 INVARIANT = replace(TRITON, look=tree_attention_triton.look_invariant, batch_invariant=True)
