@@ -15,9 +15,8 @@ from tiny_heads import Knowing, around, beside, network
 
 from furcate.config import SamplingParams
 from furcate.drafters.base import View
-from furcate.drafters.hybrid import BOTH, MATCH, NETWORK, _packed, _unpacked, pooled
-from furcate.drafters.merge import join
 from furcate.kernels.draft import Proposal
+from furcate.kernels.joint import BOTH, MATCH, NETWORK, join, packed, pooled, unpacked
 
 Tree = dict[tuple[int, ...], float]  # log of the chance of each path
 LEVELS = 3
@@ -137,9 +136,9 @@ DEEP: Tree = {(1, 1): math.log(0.2), (1, 1, 1): math.log(0.1)}
 def test_three_notes_fit_one_number() -> None:
     own = torch.tensor([0, 3 * 65536 - 1, 5])
     network, match = torch.tensor([-1, 65535, 0]), torch.tensor([0, 71, -1])
-    again = _unpacked(_packed(own, network, match))
+    again = unpacked(packed(own, network, match))
     assert [x.tolist() for x in again] == [x.tolist() for x in (own, network, match)]
-    assert [x.tolist() for x in _unpacked(torch.tensor([-1]))] == [[-1], [-1], [-1]]
+    assert [x.tolist() for x in unpacked(torch.tensor([-1]))] == [[-1], [-1], [-1]]
     assert len({NETWORK, MATCH, BOTH}) == 3
 
 

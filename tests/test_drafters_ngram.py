@@ -14,9 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from furcate.config import DraftOptions
 from furcate.drafters.base import View
-from furcate.drafters.ngram import NgramDrafter, match_lengths
+from furcate.drafters.ngram import NgramDrafter
 from furcate.drafters.ngram_calibration import LENGTHS, MEASURED, PRIOR, Rates
 from furcate.kernels.draft import Verdict
+from furcate.kernels.ngram import match_lengths
 from furcate.kernels.select import gains, select
 
 DUMMY = 8

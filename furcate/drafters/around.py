@@ -69,4 +69,6 @@ def beside_matches(
     ngram: NgramDrafter, network: RecurrentDrafter | MedusaDrafter, room: Room
 ) -> HybridDrafter:
     """A network's tree and n-gram matches in one; `longest` of the network must be their depth."""
-    return HybridDrafter(ngram, network, capacity=room.capacity, device=room.device)
+    return HybridDrafter(
+        ngram, network, capacity=room.capacity, device=room.device, kernels=room.kernels
+    )

@@ -119,7 +119,8 @@ def room_of(setting: Setting, pages: int | None = None) -> Room:
 
 
 def _matches(options: DraftOptions, setting: Setting) -> NgramDrafter:
-    return NgramDrafter(options, capacity=setting.max_batch, device=setting.target.device)
+    device, kernels = setting.target.device, setting.kernels
+    return NgramDrafter(options, capacity=setting.max_batch, device=device, kernels=kernels)
 
 
 def _find(which: str, setting: Setting) -> Source:

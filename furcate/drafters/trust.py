@@ -5,13 +5,11 @@ Legend: B requests, F frontier rows, C children of a row, R rows of a draft, K b
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from furcate.drafters.judge import Judged
-from furcate.kernels.grow import BINS, DECAY, HIGHEST, PRIOR_WEIGHT, STEPS
+from furcate.kernels.grow import BINS, DECAY, HIGHEST, STEPS, bin_of, corrected, noted, ratios
 
 __all__ = ["HIGHEST", "STEPS", "Trust"]
 
@@ -27,28 +25,23 @@ class Trust:
         self.expected_K = torch.zeros(kinds * BINS, device=device)
         self.accepted_K = torch.zeros(kinds * BINS, device=device)
 
-    def tags(self, log_weight: Tensor, kind: Tensor | int = 0) -> Tensor:
-        """Weight and kind as a whole number, to be noted in a proposal: int64, the same shape."""
-        return (log_weight.exp() * (STEPS - 1)).long() + kind * STEPS
+    def tags(self, log_weight: Tensor) -> Tensor:
+        """The weight as a whole number, to be noted in a proposal: int64, the same shape."""
+        return noted(log_weight)
 
     def ratio(self) -> Tensor:
         """Factor on the weights of each bin, float32 [K]; 1 until something is learned."""
-        return (PRIOR_WEIGHT + self.accepted_K) / (PRIOR_WEIGHT + self.expected_K)
+        return ratios((self.expected_K, self.accepted_K))
 
     def corrected(self, log_weight: Tensor, tag: Tensor) -> Tensor:
         """log of the calibrated probability that a node is accepted, given that its parent is."""
-        corrected = log_weight + self.ratio().log()[_bin(tag)]
-        return corrected.clamp_max(math.log(HIGHEST))
+        return corrected(log_weight, tag, (self.expected_K, self.accepted_K))
 
     def update(self, tag_BR: Tensor, judged: Judged) -> None:
         """Count one round."""
         tag_BR = tag_BR.clamp_min(0)
         weight_BR = (tag_BR % STEPS).float() / (STEPS - 1)
-        bin_X = _bin(tag_BR).flatten()
+        bin_X = bin_of(tag_BR).flatten()
         expected_X = torch.where(judged.tried_BR, weight_BR, 0.0).flatten()
         self.expected_K.mul_(DECAY).index_add_(0, bin_X, expected_X)
         self.accepted_K.mul_(DECAY).index_add_(0, bin_X, judged.right_BR.flatten().float())
-
-
-def _bin(tag: Tensor) -> Tensor:
-    return tag * BINS // STEPS

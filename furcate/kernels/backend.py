@@ -21,7 +21,9 @@ from furcate.kernels.draft import Draft, Proposal, Verdict
 from furcate.kernels.draft_head import Children, Scale
 from furcate.kernels.draws import Draws
 from furcate.kernels.grow import Grow, Tally
+from furcate.kernels.joint import Join, JointTally
 from furcate.kernels.lawful import Limiter
+from furcate.kernels.ngram import Lookup
 from furcate.kernels.tree_attention import Keys, Sight
 
 __all__ = ["TORCH", "DraftHead", "Kernels", "Look", "TurnWrite", "kernels_of"]
@@ -75,7 +77,14 @@ class Kernels:
     tally: Tally | None = None  # None likewise
     batch_invariant: bool = False  # a row's results do not depend on what else is in the batch
     why: str | None = None  # these and not the device's own ones; None: they are its own
+<<<<<<< HEAD
     beside: Beside | None = None  # None: what a draft network reads is picked and laid out in torch
+=======
+    lookup: Lookup | None = None  # None: the reference
+    tally_rates: Tally | None = None  # of n-gram matches, tried and right; None: the drafter's own
+    join: Join | None = None  # None: the reference
+    tally_joint: JointTally | None = None  # None: the drafter's own
+>>>>>>> w-ngram
 
     def fitting(self, dtype: torch.dtype, head_dim: int | None = None) -> Kernels:
         """These, or the references with the reason, for a network that these are not made for.

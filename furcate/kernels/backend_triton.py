@@ -9,9 +9,11 @@ from furcate.kernels import (
     beside_triton,
     draft_head_triton,
     grow_triton,
+    joint_triton,
     kv_move_triton,
     kv_write_triton,
     lawful_triton,
+    ngram_triton,
     sample_triton,
     select_triton,
     tally_triton,
@@ -35,7 +37,14 @@ TRITON = Kernels(
     draft_head=draft_head_triton.draft_head,
     grow=grow_triton.grow,
     tally=tally_triton.tally,
+<<<<<<< HEAD
     beside=beside_triton.beside,
+=======
+    lookup=ngram_triton.lookup,
+    tally_rates=tally_triton.tally_rates,
+    join=joint_triton.join,
+    tally_joint=joint_triton.tally_joint,
+>>>>>>> w-ngram
 )
 
 INVARIANT = replace(TRITON, look=tree_attention_triton.look_invariant, batch_invariant=True)

@@ -7,6 +7,7 @@ map.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,6 +28,10 @@ __all__ = [
     "Tally",
     "Trees",
     "Yardstick",
+    "bin_of",
+    "corrected",
+    "noted",
+    "ratios",
 ]
 
 BINS = 16
@@ -100,3 +105,27 @@ A frontier of None is the root's. One row of children serves all rows of the fro
 Tally = Callable[[Draft, Verdict, Tensor, int, tuple[Tensor, Tensor]], None]
 """(draft with tags, verdict, slot_B, the dummy's slot, expected and accepted by bins): counts one
 round in place, once what was counted before has decayed."""
+
+
+def noted(log_weight: Tensor, kind: Tensor | int = 0) -> Tensor:
+    """A node's weight and kind as a whole number, its tag: int64, the same shape."""
+    return (log_weight.exp() * (STEPS - 1)).long() + kind * STEPS
+
+
+def bin_of(tag: Tensor) -> Tensor:
+    """The bin that counts nodes of such a tag; kinds have bins of their own."""
+    return tag * BINS // STEPS
+
+
+def corrected(log_weight: Tensor, tag: Tensor, counts: tuple[Tensor, Tensor]) -> Tensor:
+    """log of the calibrated probability that a node is accepted, given that its parent is.
+
+    `counts`: float32 [K] each, expected and accepted by bins; 0 until something is learned.
+    """
+    return (log_weight + ratios(counts).log()[bin_of(tag)]).clamp_max(math.log(HIGHEST))
+
+
+def ratios(counts: tuple[Tensor, Tensor]) -> Tensor:
+    """Factor on the weights of each bin, float32 [K]."""
+    expected_K, accepted_K = counts
+    return (PRIOR_WEIGHT + accepted_K) / (PRIOR_WEIGHT + expected_K)

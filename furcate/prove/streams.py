@@ -15,6 +15,7 @@ from furcate.engine.compare import Parting, explain, first_difference
 from furcate.engine.engine import Engine
 from furcate.engine.naive import Judge
 from furcate.engine.outputs import Output, Stats
+from furcate.kernels.backend import kernels_of
 from furcate.models.decoder import Decoder
 from furcate.prove.grid import BATCHES, params_of
 from furcate.text.tokenizer import Tokenizer
@@ -193,7 +194,9 @@ def _streams(
 def _drafter(subject: Subject, guesser: str, plain: Sequence[Output]) -> Drafter:
     if guesser == NGRAM:
         capacity = max(BATCHES)
-        return NgramDrafter(DraftOptions(), capacity=capacity, device=subject.decoder.device)
+        device = subject.decoder.device
+        kernels = kernels_of(device, batch_invariant=subject.batch_invariant)
+        return NgramDrafter(DraftOptions(), capacity=capacity, device=device, kernels=kernels)
     known = [[*one.prompt_token_ids, *one.token_ids] for one in plain]
     vocab = subject.decoder.spec.vocab_size
     return Adversary(known, guesser, vocab=vocab, seed=subject.seed)
