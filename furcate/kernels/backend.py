@@ -77,14 +77,11 @@ class Kernels:
     tally: Tally | None = None  # None likewise
     batch_invariant: bool = False  # a row's results do not depend on what else is in the batch
     why: str | None = None  # these and not the device's own ones; None: they are its own
-<<<<<<< HEAD
     beside: Beside | None = None  # None: what a draft network reads is picked and laid out in torch
-=======
     lookup: Lookup | None = None  # None: the reference
     tally_rates: Tally | None = None  # of n-gram matches, tried and right; None: the drafter's own
     join: Join | None = None  # None: the reference
     tally_joint: JointTally | None = None  # None: the drafter's own
->>>>>>> w-ngram
 
     def fitting(self, dtype: torch.dtype, head_dim: int | None = None) -> Kernels:
         """These, or the references with the reason, for a network that these are not made for.

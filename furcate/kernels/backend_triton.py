@@ -37,14 +37,11 @@ TRITON = Kernels(
     draft_head=draft_head_triton.draft_head,
     grow=grow_triton.grow,
     tally=tally_triton.tally,
-<<<<<<< HEAD
     beside=beside_triton.beside,
-=======
     lookup=ngram_triton.lookup,
     tally_rates=tally_triton.tally_rates,
     join=joint_triton.join,
     tally_joint=joint_triton.tally_joint,
->>>>>>> w-ngram
 )
 
 INVARIANT = replace(TRITON, look=tree_attention_triton.look_invariant, batch_invariant=True)
