@@ -1,26 +1,29 @@
 """Tokens per second end to end: own plain decoding, own trees, transformers, and vLLM.
 
     python benchmarks/versus_gpu.py --out versus.json
-    python benchmarks/versus_gpu.py --ways off eagle3 static --batches 1 --tokens 128
+    python benchmarks/versus_gpu.py --ways off eagle3 --peers static --batches 1 --tokens 128
 
 All of them answer the same prompts with the same weights, greedily, and stop at the same number of
 tokens. They take turns in every round of answers, and who goes first changes. Each is asked for one
 token and for all of them: `tokens_per_second` are those between, so that scoring prompts counts for
 nobody; `all_in` is the whole call. "eager" is transformers' `generate` as it comes, "static" the
 same with its static cache, which it compiles. vLLM runs in a process of its own if this Python has
-it (or `--vllm-python` does); it is named in `missing` where not, as is transformers.
-Of each tree's answers the figures say how many equal those of own plain decoding: in bf16 a tie may
-fall otherwise.
+it (or `--vllm-python` does); `missing` says which peers are not there, and why. A way that fails
+says so in its row, and the others go on; figures so far are written after every group, as
+`running`, so that a run that is stopped has lost one group. Of each tree's answers the figures say
+how many equal those of own plain decoding: in bf16 a tie may fall otherwise.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -39,6 +42,7 @@ from furcate.models.load import load_decoder
 from furcate.models.zoo import resolve
 from furcate.text.tokenizer import Tokenizer, load_tokenizer
 
+ASKED = ("off", "ngram", "eagle3", "hybrid")
 OWN_WAYS = ("off", "ngram", "eagle3", "mtp", "medusa", "hybrid")
 PEERS = ("eager", "static", "vllm")
 PROMPTS = Path(__file__).parent / "data" / "spec_bench_dev.jsonl"
@@ -55,6 +59,16 @@ class Found:
     rates: list[float] = field(default_factory=list)
     all_in: list[float] = field(default_factory=list)
     equal: int = 0
+    failed: str | None = None
+
+    @contextmanager
+    def noting_failure(self) -> Iterator[None]:
+        """What goes wrong is a result of this way alone."""
+        try:
+            yield
+        except Exception as fault:  # noqa: BLE001
+            sys.stderr.write(traceback.format_exc())
+            self.failed = f"{type(fault).__name__}: {fault}".splitlines()[0]
 
     def add(self, way: Way, prompts: Sequence[list[int]], tokens: int) -> Answers:
         """Answer a group; once for the first token alone."""
@@ -66,10 +80,14 @@ class Found:
 
     def figures(self) -> dict[str, Any]:
         """Medians over groups."""
+        why = {} if self.failed is None else {"failed": self.failed}
+        if not self.rates:
+            return why
         return {
             "tokens_per_second": statistics.median(self.rates),
             "all_in_tokens_per_second": statistics.median(self.all_in),
             "by_group": [round(rate, 1) for rate in self.rates],
+            **why,
         }
 
 
@@ -106,40 +124,68 @@ def own_way(engine: Engine) -> Way:
     return answer
 
 
-def compared(setting: Setting, ways: dict[str, Way], groups: Sequence[list[list[int]]]) -> Any:
+def compared(
+    setting: Setting,
+    ways: dict[str, Way],
+    groups: Sequence[list[list[int]]],
+    tell: Callable[[dict[str, Found]], None] = lambda _: None,
+) -> dict[str, Found]:
     """Every way over every group in turn, behind a turn that only warms up: what is recorded or
-    compiled at its first use is there then. The first group only warms up."""
+    compiled at its first use is there then. The first group only warms up, and does so alone for
+    peers, whose shapes are all the same. `tell` hears what there is after every group."""
     found = {name: Found() for name in ways}
-    for way in ways.values():
-        for group in groups:
-            for tokens in (1, setting.tokens):
-                way(group, tokens)
+    for name, way in ways.items():
+        with found[name].noting_failure():
+            for group in groups[:1] if name in PEERS else groups:
+                for tokens in (setting.tokens, 1):  # the larger cache serves both
+                    way(group, tokens)
     for turn, group in enumerate(groups[1:]):
         order = list(ways)[turn % len(ways) :] + list(ways)[: turn % len(ways)]
-        answers = {name: found[name].add(ways[name], group, setting.tokens) for name in order}
+        answers: dict[str, Answers] = {}
+        for name in order:
+            if found[name].failed is None:
+                with found[name].noting_failure():
+                    answers[name] = found[name].add(ways[name], group, setting.tokens)
         for name, told in answers.items():
             plain = answers.get("off", told)
             found[name].equal += sum(a == b for a, b in zip(told, plain, strict=True))
+        tell(found)
     return found
 
 
-def rows(setting: Setting, names: Sequence[str], groups: Any, peers: Any) -> Any:
+def rows(
+    setting: Setting,
+    names: Sequence[str],
+    groups: Sequence[list[list[int]]],
+    peers: dict[str, Way],
+    report: Report,
+) -> Iterator[dict[str, Any]]:
     """One for each way, with what it is over own plain decoding and over each peer."""
+
+    def running(found: dict[str, Found]) -> None:
+        report.note(running={"batch": setting.batch, **_told(found)})
+
     with ExitStack() as open_:
         engines = {name: open_.enter_context(setting.own(name)) for name in names}
         for engine in engines.values():
             engine.warm_up(SamplingParams(temperature=0))
         ways = {name: own_way(engine) for name, engine in engines.items()} | peers
-        found = compared(setting, ways, groups)
-        speed = {name: statistics.median(one.rates) for name, one in found.items()}
+        found = compared(setting, ways, groups, running)
+        speed = {name: statistics.median(one.rates) for name, one in found.items() if one.rates}
         answers = sum(len(group) for group in groups[1:])
         for name, one in found.items():
             row = {"way": name, "batch": setting.batch, **one.figures()}
-            row |= {f"over_{x}": speed[name] / speed[x] for x in speed if x in ("off", *PEERS)}
-            row["equal_to_plain"] = f"{one.equal} of {answers}"
+            beside = [x for x in speed if x in ("off", *PEERS) and name in speed]
+            row |= {f"over_{x}": speed[name] / speed[x] for x in beside}
+            row["equal_to_plain"] = f"{one.equal} of {answers}" if "off" in found else None
             if name in engines:
                 row["backend"] = engines[name].backend()
             yield row
+    report.note(running=None)
+
+
+def _told(found: dict[str, Found]) -> dict[str, Any]:
+    return {name: one.figures() for name, one in found.items()}
 
 
 def _taken(way: Way, prompts: Sequence[list[int]], tokens: int) -> tuple[Answers, float]:
@@ -161,49 +207,59 @@ def _groups(
     return [chosen[i : i + batch] for i in range(0, wanted, batch)]
 
 
+def _peers(
+    open_: ExitStack, home: Path, decoder: Decoder, asked: argparse.Namespace
+) -> tuple[dict[str, Way], dict[str, str]]:
+    """(those that are there, why the others are not); their weights are written to `home`."""
+    if not asked.peers:
+        return {}, {}
+    if find_spec("transformers") is None:
+        return {}, dict.fromkeys(asked.peers, "transformers is not installed")
+    versus_peers = import_module("versus_peers")
+    try:
+        versus_peers.write_target(decoder, home)
+    except Exception as fault:  # noqa: BLE001  # our own figures do not need them
+        return {}, dict.fromkeys(asked.peers, f"{type(fault).__name__}: {fault}")
+    found: tuple[dict[str, Way], dict[str, str]] = versus_peers.peers(
+        open_, home, asked.peers, decoder.device, asked.vllm_python
+    )
+    return found
+
+
 def main() -> None:
     """Print one JSON object."""
     parser = parser_of(__doc__)
     parser.add_argument("--target", default=OWN)
-    parser.add_argument("--ways", nargs="+", default=[*OWN_WAYS, *PEERS])
+    parser.add_argument("--ways", nargs="*", default=list(ASKED), choices=OWN_WAYS)
+    parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS)
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--groups", type=int, default=5, help="groups of prompts that count")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--groups", type=int, default=3, help="groups of prompts that count")
     parser.add_argument("--longest", type=int, default=512, help="tokens of a prompt")
     parser.add_argument("--prompts", type=Path, default=PROMPTS)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--vllm-python", default=sys.executable)
-    parser.add_argument("--static-batches", nargs="+", type=int, default=[1])
-    tiny = {"ways": ["off", "ngram"], "batches": [2], "tokens": 6, "groups": 1, "longest": 40}
-    asked, device = asked_of(parser, tiny)
+    parser.add_argument("--static-batches", nargs="*", type=int, help="all, if it is left out")
+    tiny = {"ways": ["off", "ngram"], "peers": ["eager"], "batches": [2], "tokens": 6}
+    asked, device = asked_of(parser, tiny | {"groups": 1, "longest": 40})
+    if asked.tokens < 2 or min(asked.groups, *asked.batches) < 1 or not asked.ways + asked.peers:
+        parser.error("at least 2 tokens, a group, a batch of 1, and one that answers")
     what = "greedy answers of the same prompts, tokens of all requests a second; medians"
     report = Report.of("versus_gpu.py", what, device, asked)
     path = resolve(asked.target)
     tokenizer = load_tokenizer(path)
     decoder = load_decoder(path, dtype_of(asked.dtype, device), device).requires_grad_(False)
-    own = [name for name in asked.ways if name not in PEERS]
-    has_transformers = find_spec("transformers") is not None
-    missing = [] if has_transformers else ["transformers"]
     with ExitStack() as open_:
         home = Path(open_.enter_context(tempfile.TemporaryDirectory()))
-        peers: dict[str, Way] = {}
-        wanted = [name for name in asked.ways if name in PEERS]
-        if wanted and has_transformers:
-            versus_peers = import_module("versus_peers")
-            versus_peers.write_target(decoder, home)
-            peers, lacking = versus_peers.peers(open_, home, wanted, device, asked.vllm_python)
-            missing += lacking
+        peers, missing = _peers(open_, home, decoder, asked)
         report.note(target=asked.target, tokens=asked.tokens, dtype=asked.dtype, missing=missing)
         for batch in asked.batches:
             context = asked.longest + asked.tokens + 80
             setting = Setting(decoder, tokenizer, batch, asked.tokens, context)
             groups = _groups(tokenizer, asked.prompts, batch, asked.groups, asked.longest)
-            here = {
-                name: way
-                for name, way in peers.items()
-                if name != "static" or batch in asked.static_batches
-            }
-            report.run({}, lambda s=setting, g=groups, p=here: rows(s, own, g, p))
+            static = asked.static_batches is None or batch in asked.static_batches
+            here = {name: way for name, way in peers.items() if name != "static" or static}
+            report.run({}, lambda s=setting, g=groups, p=here: rows(s, asked.ways, g, p, report))
     sys.exit(report.close())
 
 

@@ -64,17 +64,20 @@ def write_target(decoder: Decoder, home: Path) -> None:
 
 def peers(
     open_: ExitStack, home: Path, names: Sequence[str], device: torch.device, python: str
-) -> tuple[dict[str, Way], list[str]]:
-    """(ways by name, those that are not there); `open_` ends what is started."""
+) -> tuple[dict[str, Way], dict[str, str]]:
+    """(ways by name, why others are not there); `open_` ends what is started."""
     found: dict[str, Way] = {}
-    missing: list[str] = []
+    missing: dict[str, str] = {}
     for name in names:
-        if name != "vllm":
-            found[name] = generating(home, device, static=name == "static")
-        elif _has_vllm(python):
-            found[name] = open_.enter_context(Vllm(home, python)).answer
-        else:
-            missing.append(name)
+        try:
+            if name != "vllm":
+                found[name] = generating(home, device, static=name == "static")
+            elif _has_vllm(python):
+                found[name] = open_.enter_context(Vllm(home, python)).answer
+            else:
+                missing[name] = f"{python} has no vllm"
+        except Exception as fault:  # noqa: BLE001  # the others are there all the same
+            missing[name] = f"{type(fault).__name__}: {fault}"
     return found, missing
 
 
@@ -106,7 +109,8 @@ def generating(home: Path, device: torch.device, *, static: bool) -> Way:
 
 def _padded(prompts: Sequence[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
     """To one length for all groups, or the compiled pass would be compiled for each."""
-    longest = -(-max(len(prompt) for prompt in prompts) // 512) * 512
+    step = 512 if device.type == "cuda" else 64
+    longest = -(-max(len(prompt) for prompt in prompts) // step) * step
     pads = [longest - len(prompt) for prompt in prompts]
     ids = [[0] * pad + prompt for pad, prompt in zip(pads, prompts, strict=True)]
     mask = [[0] * pad + [1] * len(prompt) for pad, prompt in zip(pads, prompts, strict=True)]

@@ -51,6 +51,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, script: str, *words: str) -> tuple[int,
         ("round_gpu.py", ("--batches", "2", "--tokens", "10")),
         ("growth_gpu.py", ("--only", "batch")),
         ("soak_gpu.py", ()),
+        ("versus_gpu.py", ()),
         ("sampler_law_gpu.py", ("--vocabularies", "8", "64", "--laws", "greedy", "all")),
     ],
 )
@@ -255,8 +256,31 @@ def test_ways_take_turns_and_equal_answers_are_counted() -> None:
 
     ways = {"off": way("off", 1), "tree": way("tree", 1), "eager": way("eager", 2)}
     groups = [[[5]], [[6]], [[7]]]
-    found = versus_gpu.compared(SimpleNamespace(tokens=3), ways, groups)
-    assert asked[:18].count("tree") == 6, "every way warms up on every group, for one token and all"
-    assert asked[18::6] == ["off", "tree"], "another one goes first in each group"
+    heard: list[int] = []
+    found = versus_gpu.compared(
+        SimpleNamespace(tokens=3), ways, groups, lambda so_far: heard.append(len(so_far))
+    )
+    assert asked[:14].count("tree") == 6, "own ways warm up on every group, for one token and all"
+    assert asked[:14].count("eager") == 2, "peers on one"
+    assert asked[14::6] == ["off", "tree"], "another one goes first in each group"
     assert [found[name].equal for name in ways] == [2, 2, 0]
     assert all(len(one.rates) == 2 for one in found.values())
+    assert heard == [3, 3], "figures are there after every group"
+
+
+def test_a_way_that_fails_leaves_the_others_alone() -> None:
+    import versus_gpu
+
+    def sound(prompts: Any, tokens: int) -> list[list[int]]:
+        return [[1] * tokens for _ in prompts]
+
+    def broken(prompts: Any, tokens: int) -> list[list[int]]:
+        if prompts == [[7]]:
+            raise RuntimeError("no room")
+        return sound(prompts, tokens)
+
+    ways, groups = {"off": sound, "static": broken}, [[[5]], [[6]], [[7]]]
+    found = versus_gpu.compared(SimpleNamespace(tokens=3), ways, groups)
+    assert "failed" not in found["off"].figures() and len(found["off"].rates) == 2
+    figures = found["static"].figures()
+    assert figures["failed"] == "RuntimeError: no room" and len(figures["by_group"]) == 1
