@@ -1,7 +1,8 @@
 """How a round grows with context, with batch and with the tree, each beside its floor.
 
     python benchmarks/growth_gpu.py --out growth.json --plot docs/pictures/growth.svg
-    python benchmarks/growth_gpu.py --replot growth.json --plot docs/pictures/growth.svg
+    python benchmarks/growth_gpu.py --only context --out context.json
+    python benchmarks/growth_gpu.py --replot context.json batch.json --plot docs/pictures/growth.svg
 
 A target of Llama-8B's sizes with random weights; keys and values are random too, since a prompt of
 64k tokens need not be scored to be looked at. "plain" is a round of one row, "tree" one whose tree
@@ -27,9 +28,9 @@ from typing import Any
 import torch
 from floors import Floor, floor_of, kv_bytes
 from forced import Drive, Given, Sizes, built_of, median
-from gpu_report import Report, asked_of, begin, parser_of
+from gpu_report import CannotRun, Report, asked_of, begin, parser_of
 from gpu_timing import ceilings
-from targets import Target, target_of
+from targets import SPECS, Target, target_of
 
 from furcate.drafters.base import Drafter
 
@@ -129,13 +130,16 @@ def _random_keys(*pools: torch.Tensor) -> None:
 
 
 def plot(record: dict[str, Any], path: Path) -> None:
-    """Milliseconds per round over context, batch and nodes, and the floors."""
+    """Milliseconds per round over context, batch and nodes, and the floors; whole or not at all."""
     if find_spec("matplotlib") is None:
         sys.stderr.write("no plot: matplotlib is not installed (pip install furcate[train])\n")
         return
     plt = import_module("matplotlib.pyplot")
     rows = [row for row in record["results"] if "failed" not in row]
     curves = [curve for curve in CURVES if any(row["curve"] == curve for row in rows)]
+    if not curves:
+        sys.stderr.write("no plot: nothing was measured\n")
+        return
     figure, axes = plt.subplots(1, len(curves), figsize=(4.4 * len(curves), 4), squeeze=False)
     for ax, curve in zip(axes[0], curves, strict=True):
         _curve(ax, curve, [row for row in rows if row["curve"] == curve])
@@ -143,7 +147,18 @@ def plot(record: dict[str, Any], path: Path) -> None:
     figure.suptitle(f"{record['target']}, random weights, bf16, {record['device']}", fontsize=10)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    half = path.with_name(f".half-{path.name}")
+    figure.savefig(half)
+    half.replace(path)
+    plt.close(figure)
+
+
+def together(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Curves that were measured one by one, as one record; raises CannotRun where they are not."""
+    kinds = {(one.get("target"), one.get("device")) for one in records}
+    if len(kinds) > 1 or any("results" not in one for one in records):
+        raise CannotRun("--replot: these are not curves of one target on one device")
+    return {**records[0], "results": [row for one in records for row in one["results"]]}
 
 
 def _curve(ax: Any, curve: str, rows: Sequence[dict[str, Any]]) -> None:
@@ -176,14 +191,16 @@ def _tick(count: int) -> str:
 def main() -> None:
     """Print one JSON object, and draw it."""
     parser = parser_of(__doc__)
-    parser.add_argument("--shape", default="llama-8b")
+    parser.add_argument("--shape", default="llama-8b", choices=list(SPECS))
     parser.add_argument("--only", nargs="+", default=list(CURVES), choices=CURVES)
     parser.add_argument("--accept", type=int, default=4, help="levels assumed to be right")
     parser.add_argument("--plot", type=Path)
-    parser.add_argument("--replot", type=Path, help="draw what was measured before")
+    parser.add_argument("--replot", type=Path, nargs="+", help="draw what was measured before")
     if "--replot" in sys.argv:
         asked = parser.parse_args()
-        plot(json.loads(asked.replot.read_text()), asked.plot)
+        if asked.plot is None:
+            parser.error("--replot needs --plot, the picture's name")
+        plot(together([json.loads(file.read_text()) for file in asked.replot]), asked.plot)
         return
     asked, device = asked_of(parser, {"shape": "tiny"})
     what = "rounds by context, batch and rows of the tree; medians of the wall clock"
@@ -197,10 +214,9 @@ def main() -> None:
                 {"curve": curve, "drafter": kind},
                 lambda at=(curve, kind): rows_of(target, *at, sweep, top, asked.accept),
             )
-    code = report.close()
-    if asked.plot is not None:
-        plot(report.record(), asked.plot)
-    sys.exit(code)
+        if asked.plot is not None:  # after every curve: the next may be stopped
+            plot(report.record(), asked.plot)
+    sys.exit(report.close())
 
 
 if __name__ == "__main__":

@@ -165,19 +165,21 @@ def lanes(*, tiny: bool) -> Iterator[dict[str, Any]]:
         yield {**row, "lanes": share, **({"enough": share >= WANTED} if judged else {})}
 
 
-def code(shot: Shot, device: torch.device) -> Iterator[dict[str, Any]]:
-    """What the kernels of a launch were compiled to."""
-    module, function = MODULES[shot.kernel], STARTS[shot.kernel]
+def code(kernel: str, device: torch.device) -> Iterator[dict[str, Any]]:
+    """What a kernel's launches were compiled to, each variant once."""
+    module, function = MODULES[kernel], STARTS[kernel]
     with torch.inference_mode():
-        call_of(shot, device)()
+        for shot in shots():
+            if shot.kernel == kernel:
+                call_of(shot, device)()
     compiled = getattr(import_module(module), function)
-    for kernel in compiled.device_caches[torch.cuda.current_device()][0].values():
+    for made in compiled.device_caches[torch.cuda.current_device()][0].values():
         yield {
             "function": function,
-            "warps": kernel.metadata.num_warps,
-            "registers": getattr(kernel, "n_regs", None),
-            "spills": getattr(kernel, "n_spills", None),
-            **operations(disassembled(kernel.asm["cubin"])),
+            "warps": made.metadata.num_warps,
+            "registers": getattr(made, "n_regs", None),
+            "spills": getattr(made, "n_spills", None),
+            **operations(disassembled(made.asm["cubin"])),
         }
 
 
@@ -237,8 +239,8 @@ def main() -> None:
         report.note(not_counted=str(fault))
         raise
     finally:  # the machine code can be read where nothing can be counted
-        for shot in shots() if device.type == "cuda" else ():
-            report.run({"row": "code", **shot.name}, lambda one=shot: code(one, device))
+        for kernel in STARTS if device.type == "cuda" else ():
+            report.run({"row": "code", "kernel": kernel}, lambda k=kernel: code(k, device))
         report.close()
     sys.exit(0 if any(row.get("lanes") is not None for row in report.rows) else 1)
 

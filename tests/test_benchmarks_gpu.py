@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,7 +51,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, script: str, *words: str) -> tuple[int,
     [
         ("kernels_gpu.py", ()),
         ("round_gpu.py", ("--batches", "2", "--tokens", "10")),
-        ("growth_gpu.py", ("--only", "batch")),
+        ("growth_gpu.py", ()),
         ("soak_gpu.py", ()),
         ("versus_gpu.py", ()),
         ("sampler_law_gpu.py", ("--vocabularies", "8", "64", "--laws", "greedy", "all")),
@@ -205,6 +207,64 @@ def test_names_beyond_the_first_ones_are_counted_together() -> None:
     assert len(found["us_by_name"]) == round_gpu.SHOWN
     total = sum(found["us_by_name"].values()) + found["us_of_others"]
     assert total == pytest.approx(found["us_of_kernels"]) == pytest.approx(79)
+
+
+def test_curves_measured_one_by_one_are_drawn_together(tmp_path: Path) -> None:
+    import growth_gpu
+    from gpu_report import CannotRun
+
+    def record(curve: str, device: str = "H200") -> dict[str, Any]:
+        point = {"context": 1024, "batch": 1, "rows": 8, "ms_per_round": 4.0, "floor_ms": 3.0}
+        results = [{"curve": curve, "drafter": "tree", **point}, {"curve": curve, "failed": "x"}]
+        return {"target": "llama-8b", "device": device, "results": results}
+
+    both = growth_gpu.together([record("context"), record("nodes")])
+    assert [row["curve"] for row in both["results"]] == ["context"] * 2 + ["nodes"] * 2
+    with pytest.raises(CannotRun):
+        growth_gpu.together([record("context"), record("batch", "another")])
+    growth_gpu.plot(both, tmp_path / "growth.svg")
+    has_matplotlib = find_spec("matplotlib") is not None
+    assert [file.name for file in tmp_path.iterdir()] == ["growth.svg"] * has_matplotlib
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("growth_gpu.py", ("--replot", "/no/such.json", "--plot", "x.svg")),
+        ("growth_gpu.py", ("--replot", "/no/such.json")),
+        ("round_gpu.py", ("--shapes", "nonsense")),
+        ("versus_gpu.py", ("--tiny", "--target", "/no/such/model")),
+        ("versus_gpu.py", ("--tiny", "--prompts", "/no/such.jsonl", "--peers")),
+        ("sampler_law_gpu.py", ("--tiny", "--vocabularies", "2")),
+        ("soak_gpu.py", ("--tiny", "--requests", "0")),
+        ("kernels_gpu.py", ("--tiny", "--out", "/")),
+    ],
+)
+def test_what_a_user_got_wrong_is_a_line_and_code_2(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    script: str,
+    words: tuple[str, ...],
+) -> None:
+    monkeypatch.setattr(sys, "argv", [script, *words])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(HOME / script), run_name="__main__")
+    told = capsys.readouterr().err
+    assert left.value.code == 2 and "Traceback" not in told
+    assert told.splitlines()[-1].startswith(script)
+
+
+@pytest.mark.parametrize("script", sorted(file.name for file in HOME.glob("*_gpu.py")))
+def test_help_is_an_example_and_a_paragraph(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], script: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", [script, "--help"])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(HOME / script), run_name="__main__")
+    told = capsys.readouterr().out
+    assert left.value.code == 0
+    assert f"    python benchmarks/{script}" in told
+    assert {"--tiny", "--out", "--commit"} <= set(re.findall(r"--[a-z]+", told))
 
 
 def test_traffic_comes_to_its_end() -> None:
