@@ -13,6 +13,8 @@ from kv_cases import Layout, as_chain, layout
 from torch import Tensor
 from triton_device import DEVICE, MARKS
 
+from furcate.kernels import attention_join_triton, tree_attention_triton
+from furcate.kernels.attention_cut import folds
 from furcate.kernels.tree_attention import (
     Keys,
     Places,
@@ -136,6 +138,14 @@ def test_borders_of_pages_and_tiles_change_nothing(length: int, page_size: int) 
 def test_every_dtype_and_head_size_keeps_to_its_tolerance(size: int, dtype: torch.dtype) -> None:
     case = random_pass(layout(1, [70, 9], 12, 16), 1, (9, 3), size, dtype)
     assert case.worst(case.run()) <= TOLERANCE[dtype]
+    assert case.worst(case.run(3, Tile(16, 32))) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("rows", [65, 90])
+def test_rows_that_need_several_tiles_of_128_are_those_of_the_reference(rows: int) -> None:
+    case = random_pass(layout(rows, [70, 9], rows, 16), rows, dtype=torch.float16)
+    assert tile_for(2 * rows, 16, torch.float16).rows == 128
+    assert case.worst(case.run()) <= TOLERANCE[torch.float16]
 
 
 @pytest.mark.parametrize("splits", [2, 3, 8])
@@ -145,6 +155,85 @@ def test_splits_join_to_the_same(splits: int, lengths: list[int]) -> None:
     out_BRHD = case.run(splits, Tile(16, 32))
     assert case.worst(out_BRHD) <= TOLERANCE[torch.float32]
     assert out_BRHD.isfinite().all()
+
+
+CUTS = {
+    "stretches": Tile(16, 16, in_turn=False),
+    "two loops": Tile(16, 16, masked=False),
+    "stretches, two loops": Tile(16, 16, in_turn=False, masked=False),
+    "never folded": Tile(16, 16, folded=0),
+    "rows of 64, folded": Tile(64, 32),
+}
+
+
+@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
+@pytest.mark.parametrize("first", [0, 1, 17])
+@pytest.mark.parametrize("splits", [1, 5, 16])
+def test_every_cut_gives_the_same(cut: Tile, first: int, splits: int) -> None:
+    case = random_pass(layout(splits, [130, 47], 6, 16), splits, first=first)
+    out_BRHD = case.run(splits, cut)
+    assert case.worst(out_BRHD) <= TOLERANCE[torch.float32]
+    assert out_BRHD.isfinite().all()
+
+
+@pytest.mark.parametrize("folded", [True, False])
+def test_a_split_for_every_step_needs_no_loop(folded: bool) -> None:
+    """There are more splits than the shorter request has steps: those of no use stay silent."""
+    where = layout(7, [150, 20], 3, 16)
+    case = random_pass(where, 7)
+    cut = Tile(16, 16, folded=1 << 15 if folded else 0)
+    out_BRHD = case.run(-(-where.columns // 16), cut)
+    assert case.worst(out_BRHD) <= TOLERANCE[torch.float32]
+    assert out_BRHD.isfinite().all()
+
+
+@pytest.mark.parametrize(("rows", "heads"), [(1, (4, 2)), (5, (9, 3))], ids=str)
+def test_the_last_to_arrive_joins_and_leaves_its_tickets_as_they_were(
+    rows: int, heads: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the next launch, or the same one replayed, counts from nothing again."""
+    case = random_pass(layout(rows, [130, 15], rows, 16), rows, heads)
+    pool = Keys(case.pool.k_SKD.to(DEVICE), case.pool.v_SKD.to(DEVICE))
+    q_THD, sight = case.q_THD.to(DEVICE), case.sight(DEVICE)
+    apart = on_device(q_THD, pool, sight, splits=4, tile=Tile(16, 16, folded=0))
+    monkeypatch.setattr(tree_attention_triton, "join", None)  # no launch of its own
+    counts = attention_join_triton.tickets(pool.k_SKD, 1)
+    assert counts is not None
+    for _ in range(3):
+        out_THD = on_device(q_THD, pool, sight, splits=4, tile=Tile(16, 16))
+        assert (out_THD - apart).abs().max() <= TOLERANCE[torch.float32]
+        assert not counts.any()
+
+
+def test_what_is_folded_is_little() -> None:
+    tile = Tile(64, 64)
+    assert folds(4, 33, 128, tile) and folds(30, 4, 64, tile)
+    assert not folds(64, 16, 128, tile), "many rows of many splits"
+    assert not folds(4, 1, 128, tile) and not folds(65, 2, 16, tile)
+    assert not folds(4, 2, 16, replace(tile, folded=0))
+
+
+def test_tickets_belong_to_a_pool_and_do_not_grow() -> None:
+    one, other = (torch.zeros(8, 1, 16, device=DEVICE) for _ in "ab")
+    mine = attention_join_triton.tickets(one, 100)
+    assert mine is attention_join_triton.tickets(one[4:], 4096)
+    assert mine is not attention_join_triton.tickets(other, 1)
+    assert attention_join_triton.tickets(one, 4097) is None
+
+
+@pytest.mark.gpu
+def test_a_recorded_pass_replays() -> None:
+    case = random_pass(layout(3, [300, 15], 1, 16), 3)
+    pool = Keys(case.pool.k_SKD.to(DEVICE), case.pool.v_SKD.to(DEVICE))
+    q_THD, sight = case.q_THD.to(DEVICE), case.sight(DEVICE)
+    told = on_device(q_THD, pool, sight, splits=5, tile=Tile(16, 64))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out_THD = on_device(q_THD, pool, sight, splits=5, tile=Tile(16, 64))
+    for _ in range(20):
+        out_THD.fill_(NAN)
+        graph.replay()
+        assert (out_THD - told).abs().max() <= TOLERANCE[torch.float32]
 
 
 @pytest.mark.parametrize("chunk", [16, 48, 512])
@@ -258,12 +347,14 @@ def test_a_level_of_a_draft_sees_what_it_is_told(
 
 
 def test_splits_fill_the_device_and_no_more() -> None:
-    assert splits_for(3, 8192) == 64
-    assert splits_for(24, 8192) == 11
-    assert splits_for(300, 1 << 20) == 1
-    assert splits_for(1, 128) == 1
-    assert splits_for(1, 129) == 2
-    assert splits_for(8, 2049) == 17, "of two steps each, and not 16 of up to three"
+    four, eight = Tile(16, 64), Tile(128, 64, warps=8)
+    assert (splits_for(16, 8192, four), splits_for(16, 8192, eight)) == (16, 8)
+    assert splits_for(3, 8192, four) == 64
+    assert splits_for(24, 8192, four) == 11
+    assert splits_for(300, 1 << 20, four) == 1
+    assert splits_for(1, 128, four) == 1
+    assert splits_for(1, 129, four) == 2
+    assert splits_for(8, 2049, four) == 17, "of two steps each, and not 16 of up to three"
 
 
 def test_the_comparison_can_fail() -> None:

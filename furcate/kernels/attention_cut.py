@@ -14,7 +14,7 @@ __all__ = ["FOLDED", "Tile", "folds", "one_tile", "splits_for", "tile_for"]
 FOLDED = 1 << 15  # entries of partial means, those of all splits, that one program still joins
 _LEAST_ROWS = 16  # of a matrix unit
 _MOST_ROWS = 128  # above it a tile's sums leave the registers
-_WAVE = 264  # programs: two for each processor, or too few bytes are on their way
+_WAVE = 264  # programs of four warps: two for each processor, or too few bytes are on their way
 _MOST_SPLITS = 64
 _LEAST_SHARE = 128  # columns
 
@@ -40,10 +40,12 @@ def tile_for(packed_rows: int, head_dim: int, dtype: torch.dtype) -> Tile:
     """A cut for so many packed rows (R * G): each key is read once up to 64 of them, and to 128."""
     wide = head_dim * dtype.itemsize > 256
     columns = 32 if wide else 64
-    if packed_rows > 128 and not wide:
+    if packed_rows > 128 and dtype.itemsize == 2 and not wide:
         return Tile(_MOST_ROWS, columns, warps=8, masked=False)
     rows = max(_LEAST_ROWS, min(64, _power_of_2(packed_rows)))
-    return Tile(rows, columns, masked=rows == _LEAST_ROWS)
+    # without a matrix unit many rows need the registers of more threads
+    warps = 8 if rows == 64 and dtype.itemsize > 2 else 4
+    return Tile(rows, columns, warps, masked=rows == _LEAST_ROWS)
 
 
 def one_tile(head_dim: int, dtype: torch.dtype) -> Tile:
@@ -52,14 +54,15 @@ def one_tile(head_dim: int, dtype: torch.dtype) -> Tile:
     return Tile(rows, tile_for(rows, head_dim, dtype).columns)
 
 
-def splits_for(programs: int, columns: int, step: int = 64) -> int:
+def splits_for(programs: int, columns: int, tile: Tile) -> int:
     """How many programs should share the columns of a request, given those of one split.
 
-    About one wave of a large GPU where a processor holds two, no share so small that joining it
-    costs more than it saves, and as few as take equally many steps.
+    About one wave of a large GPU, no share so small that joining it costs more than it saves, and
+    as few as take equally many steps.
     """
-    wanted = min(_WAVE // max(1, programs), -(-columns // _LEAST_SHARE))
-    steps = max(1, -(-columns // step))
+    wave = _WAVE * 4 // max(4, tile.warps)  # the registers of a processor hold eight warps
+    wanted = min(wave // max(1, programs), -(-columns // _LEAST_SHARE))
+    steps = max(1, -(-columns // tile.columns))
     longest = -(-steps // max(1, min(_MOST_SPLITS, wanted)))
     return -(-steps // longest)
 

@@ -25,7 +25,7 @@ _TICKETS: dict[tuple[torch.device, int], Tensor] = {}
 class Shares:
     """How the columns of a request are shared, as `used_splits` reads it."""
 
-    splits: int  # 0 where `chunk` says how many there are
+    splits: int
     chunk: int
     in_turn: bool
     first: int
@@ -76,7 +76,7 @@ def join(q_THD: Tensor, parts: Parts, length_B: Tensor, live_B: Tensor, shares: 
         live_B,
         total // len(live_B) * heads,
         total * heads,
-        SPLITS=shares.splits,
+        shares.splits,
         CHUNK=shares.chunk,
         TURNS=shares.in_turn,
         FIRST=shares.first,
@@ -91,7 +91,7 @@ def join(q_THD: Tensor, parts: Parts, length_B: Tensor, live_B: Tensor, shares: 
 @triton.jit
 def used_splits(
     width,
-    SPLITS: tl.constexpr,
+    splits,
     CHUNK: tl.constexpr,
     TURNS: tl.constexpr,
     FIRST: tl.constexpr,
@@ -103,9 +103,9 @@ def used_splits(
     else:
         steps = tl.cdiv(width, N) - FIRST // N
         if TURNS:
-            used = tl.minimum(steps, SPLITS)
+            used = tl.minimum(steps, splits)
         else:
-            used = tl.cdiv(steps, tl.maximum(tl.cdiv(steps, SPLITS), 1))
+            used = tl.cdiv(steps, tl.maximum(tl.cdiv(steps, splits), 1))
     return tl.maximum(used, 1)
 
 
@@ -120,7 +120,6 @@ def fold_parts(
     split,
     used,
     count,
-    SPLITS: tl.constexpr,
     S: tl.constexpr,
     X: tl.constexpr,
     D: tl.constexpr,
@@ -130,7 +129,7 @@ def fold_parts(
         tl.debug_barrier()  # the parts of all threads are out before one thread says so
         if tl.atomic_add(ticket_ptr, 1, sem="acq_rel", scope="gpu") == used - 1:
             tl.store(ticket_ptr, 0)  # for the next launch
-            _fold(part_ptr, weight_ptr, out_ptr, at_F, used_F, used, count, SPLITS, S, X, D)
+            _fold(part_ptr, weight_ptr, out_ptr, at_F, used_F, used, count, S, X, D)
 
 
 @triton.jit
@@ -142,7 +141,6 @@ def _fold(
     used_F,
     used,
     count,
-    SPLITS: tl.constexpr,
     S: tl.constexpr,
     X: tl.constexpr,
     D: tl.constexpr,
@@ -157,7 +155,7 @@ def _fold(
     best_F = tl.where(best_F == float("-inf"), 0.0, best_F)  # nothing seen
     sum_F = tl.sum(tl.exp2(weight_SF - best_F[None, :]), 0)
     acc_FD = tl.zeros((at_F.shape[0], D), tl.float32)
-    for first in tl.static_range(0, SPLITS, X):  # unrolled: all reads are on their way at once
+    for first in tl.static_range(0, S, X):  # unrolled: all reads are on their way at once
         x_X = first + tl.arange(0, X)
         here_XF = (x_X < used)[:, None] & used_F[None, :]
         from_XF = x_X.to(tl.int64)[:, None] * count + at_F[None, :]
@@ -175,7 +173,7 @@ def _fold(
     tl.store(out_ptr + at_F[:, None] * D + d_D[None, :], mean_FD, used_F[:, None])
 
 
-@triton.jit(do_not_specialize=["of_request", "count"])
+@triton.jit(do_not_specialize=["of_request", "count", "splits"])
 def _join(
     out_ptr,
     weight_ptr,
@@ -184,7 +182,7 @@ def _join(
     live_ptr,
     of_request,
     count,
-    SPLITS: tl.constexpr,
+    splits,
     CHUNK: tl.constexpr,
     TURNS: tl.constexpr,
     FIRST: tl.constexpr,
@@ -197,16 +195,16 @@ def _join(
     d_D = tl.arange(0, D)
     b = at // of_request
     width = (tl.load(length_ptr + b) + tl.load(live_ptr + b)).to(tl.int32)
-    splits = used_splits(width, SPLITS, CHUNK, TURNS, FIRST, N)
+    used = used_splits(width, splits, CHUNK, TURNS, FIRST, N)
     best = float("-inf")
     total = 0.0
     sum_D = tl.zeros((D,), tl.float32)
-    for start in range(0, splits, X):
+    for start in range(0, used, X):
         x_X = start + tl.arange(0, X)
         part_X = x_X * count + at
-        weight_X = tl.load(weight_ptr + part_X, mask=x_X < splits, other=float("-inf"))
+        weight_X = tl.load(weight_ptr + part_X, mask=x_X < used, other=float("-inf"))
         part_XD = tl.load(
-            out_ptr + part_X[:, None] * D + d_D, mask=(x_X < splits)[:, None], other=0.0
+            out_ptr + part_X[:, None] * D + d_D, mask=(x_X < used)[:, None], other=0.0
         )
         new = tl.maximum(best, tl.max(weight_X, 0))
         safe = tl.where(new == float("-inf"), 0.0, new)  # nothing seen yet

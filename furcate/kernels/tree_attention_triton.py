@@ -43,7 +43,7 @@ def look(sight: Sight, group: int, dtype: torch.dtype) -> Callable[[Tensor, Keys
         tile = tile_for(sight.rows * group, size, dtype)
         tiles = triton.cdiv(sight.rows * group, tile.rows)
         programs = kv * tiles * len(sight.live_B)
-        splits = splits_for(programs, sight.places.columns, tile.columns)
+        splits = splits_for(programs, sight.places.columns, tile)
         return tree_attention(q_THD, keys, sight, splits=splits, tile=tile)
 
     return attend
@@ -113,7 +113,7 @@ def tree_attention(
     joined = parts is not None and counts is None
     out_THD = None if joined else q_THD.new_empty(q_THD.shape)
     folded_rows = triton.next_power_of_2(packed) if counts is not None else 1
-    shares = Shares(0 if chunk else splits, chunk, cut.in_turn, sight.first, cut.columns)
+    shares = Shares(splits, chunk, cut.in_turn, sight.first, cut.columns)
     _attend[(kv * tiles, splits, batch)](
         q_THD,
         keys.k_SKD,
@@ -132,12 +132,12 @@ def tree_attention(
         sight.slot_BN.shape[1],
         places.table_BP.shape[1],
         total,
+        splits,
         q_THD.stride(0),
         places.table_BP.stride(0),
         sight.slot_BN.stride(0),
         sight.end_BN.stride(0),
         size**-0.5 * _LOG2_E,
-        SPLITS=shares.splits,
         CHUNK=chunk,
         TURNS=cut.in_turn,
         ONCE=splits > 1 and not chunk and width <= splits * cut.columns,
@@ -168,6 +168,7 @@ def tree_attention(
         "wide",
         "pages",
         "total",
+        "splits",
         "table_stride",
         "slot_stride",
         "end_stride",
@@ -191,12 +192,12 @@ def _attend(
     wide,
     pages,
     total,
+    splits,
     q_stride,
     table_stride,
     slot_stride,
     end_stride,
     scale,
-    SPLITS: tl.constexpr,
     CHUNK: tl.constexpr,
     TURNS: tl.constexpr,
     ONCE: tl.constexpr,
@@ -259,10 +260,10 @@ def _attend(
         stop = tl.minimum(stop, (split + 1) * CHUNK)
     elif TURNS:  # the first page is known before the length is
         begin = (FIRST // N + split) * N
-        step = SPLITS * N
+        step = splits * N
     else:
         steps = tl.cdiv(length + live, N) - FIRST // N
-        share = tl.maximum(tl.cdiv(steps, SPLITS), 1)
+        share = tl.maximum(tl.cdiv(steps, splits), 1)
         begin = (FIRST // N + split * share) * N
         stop = tl.minimum(stop, begin + share * N)
     stop = tl.where(tile * M // GROUP < used_rows, stop, 0)  # pads alone: nothing to look at
@@ -353,7 +354,7 @@ def _attend(
         tl.store(out_ptr + at_M[:, None] * D + d_D, acc_MD, mask=kept_M[:, None])
     else:
         weight_M = best_M * scale + tl.log2(tl.where(none_M, 1.0, sum_M))
-        used = used_splits(length + live, SPLITS, CHUNK, TURNS, FIRST, N)
+        used = used_splits(length + live, splits, CHUNK, TURNS, FIRST, N)
         kept_M &= split < used
         count = total * (KV * GROUP)
         own_M = split.to(tl.int64) * count + at_M
@@ -373,7 +374,6 @@ def _attend(
                 split,
                 used,
                 count,
-                SPLITS,
                 S,
                 X,
                 D,
