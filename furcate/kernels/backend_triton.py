@@ -14,6 +14,7 @@ from furcate.kernels import (
     lawful_triton,
     sample_triton,
     select_triton,
+    states_triton,
     tally_triton,
     tree_attention_triton,
     turn_write_triton,
@@ -36,6 +37,8 @@ TRITON = Kernels(
     grow=grow_triton.grow,
     tally=tally_triton.tally,
     beside=beside_triton.beside,
+    tail=states_triton.tail,
+    keep=states_triton.keep,
 )
 
 INVARIANT = replace(TRITON, look=tree_attention_triton.look_invariant, batch_invariant=True)
