@@ -71,13 +71,14 @@ def drafted(kind: str, depth: int, rounds: int, kernels: Kernels = TRITON) -> Dr
     proposals, launches = [], []
     with torch.no_grad():  # composite calls come apart, as they do on a GPU
         drafter.keep(replace(view, length_B=view.length_B * 0), chain(24), features)
+        seen = features[:, :ROWS].contiguous()
         for _ in range(rounds):
             with Launches("models/rope.py") as proposing:
                 proposals.append(drafter.propose(view))
             root_B = view.tokens_BW.gather(1, view.length_B[:, None])[:, 0]
             draft, verdict = judged(drafter, proposals[-1], root_B)
             with Launches("models/rope.py") as learning:
-                drafter.learn(view, draft, verdict, features[:, :ROWS].contiguous())
+                drafter.learn(view, draft, verdict, seen)
             launches = [proposing.calls, learning.calls]
             view = replace(view, length_B=view.length_B + verdict.count_B)
     return Drafted(proposals, *launches)

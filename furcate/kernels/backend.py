@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from furcate.errors import Unsupported
-from furcate.kernels import accept, kv_move, select, states, tree_attention
+from furcate.kernels import accept, kv_move, pools, select, states, tree_attention
 from furcate.kernels.beside import Beside
 from furcate.kernels.draft import Draft, Proposal, Verdict
 from furcate.kernels.draft_head import Children, Scale
 from furcate.kernels.draws import Draws
 from furcate.kernels.grow import Grow, Tally
 from furcate.kernels.lawful import Limiter
+from furcate.kernels.pools import Put
 from furcate.kernels.states import Keep, TailOf
 from furcate.kernels.tree_attention import Keys, Sight
 
@@ -79,6 +80,7 @@ class Kernels:
     beside: Beside | None = None  # None: what a draft network reads is laid out in torch
     tail: TailOf = states.tail
     keep: Keep = states.keep
+    put: Put = pools.put
 
     def fitting(self, dtype: torch.dtype, head_dim: int | None = None) -> Kernels:
         """These, or the references with the reason, for a network that these are not made for.

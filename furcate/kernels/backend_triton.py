@@ -12,6 +12,7 @@ from furcate.kernels import (
     kv_move_triton,
     kv_write_triton,
     lawful_triton,
+    pools_triton,
     sample_triton,
     select_triton,
     states_triton,
@@ -39,6 +40,7 @@ TRITON = Kernels(
     beside=beside_triton.beside,
     tail=states_triton.tail,
     keep=states_triton.keep,
+    put=pools_triton.put,
 )
 
 INVARIANT = replace(TRITON, look=tree_attention_triton.look_invariant, batch_invariant=True)
