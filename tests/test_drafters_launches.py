@@ -43,7 +43,7 @@ KINDS = ("eagle3", "eagle3 with norms elsewhere", "mtp", "eagle1")
 TEXTS = [list(range(4, 23)), [9, 5], list(range(30, 37))]
 WIDTH = 2
 ROWS = 1 + WIDTH
-MOST = 94  # calls of a whole draft and of learning
+MOST = 0  # calls of a whole draft and of learning
 
 
 @pytest.fixture(autouse=True)
@@ -71,13 +71,14 @@ def drafted(kind: str, depth: int, rounds: int, kernels: Kernels = TRITON) -> Dr
     proposals, launches = [], []
     with torch.no_grad():  # composite calls come apart, as they do on a GPU
         drafter.keep(replace(view, length_B=view.length_B * 0), chain(24), features)
+        seen = features[:, :ROWS].contiguous()
         for _ in range(rounds):
             with Launches("models/rope.py") as proposing:
                 proposals.append(drafter.propose(view))
             root_B = view.tokens_BW.gather(1, view.length_B[:, None])[:, 0]
             draft, verdict = judged(drafter, proposals[-1], root_B)
             with Launches("models/rope.py") as learning:
-                drafter.learn(view, draft, verdict, features[:, :ROWS])
+                drafter.learn(view, draft, verdict, seen)
             launches = [proposing.calls, learning.calls]
             view = replace(view, length_B=view.length_B + verdict.count_B)
     return Drafted(proposals, *launches)
@@ -157,7 +158,7 @@ def test_a_further_level_calls_nothing_of_torchs_own_and_trees_are_torchs(kind: 
     shallow, deep = drafted(kind, 2, 2), drafted(kind, 4, 1)
     assert shallow.proposing == deep.proposing and shallow.learning == deep.learning
     assert sum(deep.proposing.values()) + sum(deep.learning.values()) <= MOST
-    assert sum(told.proposing.values()) > MOST, "torch's own are counted"
+    assert sum(told.proposing.values()) > 50 + MOST, "torch's own are counted"
     for one, other in zip(shallow.proposals, told.proposals, strict=True):
         for f in fields(Proposal):
             a, b = getattr(one, f.name), getattr(other, f.name)

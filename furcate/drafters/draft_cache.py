@@ -51,6 +51,15 @@ class Pass:
     sight: Sight
 
 
+@dataclass(frozen=True, slots=True)
+class Ending(Pass):
+    """The same down to the root."""
+
+    before_BR: Tensor  # int64, slots of the states before these positions
+    root_B1: Tensor  # int64, the root's row
+    below_B1: Tensor  # int64, the position below it
+
+
 class DraftCache:
     """Follows the target's pages, so whatever is shared or copied there is shared or copied here.
 
@@ -66,6 +75,7 @@ class DraftCache:
 
     def __init__(self, network: Recurrent, room: Room, drafted: Sequence[int]) -> None:
         kv, self._room = network.kv, room
+        self._kernels = room.kernels.fitting(network.dtype)
         self._heads = kv.heads
         self._scratch = 1 + sum(drafted)
         self._first = 1 if network.state_size else 0  # first position that anybody sees
@@ -93,9 +103,10 @@ class DraftCache:
         pools = (self.keys.k_LSKD, self.keys.v_LSKD, self.states.state_SC)
         return sum(pool.nbytes for pool in pools) - self._room.slots * self.slot_bytes
 
-    def keep(self, view: View, position_BR: Tensor, state_BRC: Tensor) -> None:
-        """Keep states of committed positions; position -1 is nobody's."""
-        self.states.write(places_of(view, self._room), position_BR, state_BRC)
+    def keep(self, view: View, count_B: Tensor, state_TC: Tensor) -> None:
+        """Keep the first `count` states of each request, of positions from `view.length` on."""
+        places = places_of(view, self._room)
+        self._kernels.keep(self.states.state_SC, places, count_B, state_TC)
 
     def before(self, view: View, position_BR: Tensor) -> Tensor:
         """The states before these positions, [B, R, C]."""
@@ -106,21 +117,20 @@ class DraftCache:
         sight = behind(places_of(view, self._room), rows.end_BR, rows.live_B, self._first)
         return Pass(rows.tokens_BR, view.length_B[:, None] + rows.depth_BR, sight)
 
-    def tail(self, view: View, rows: int) -> Pass:
+    def tail(self, view: View, rows: int) -> Ending:
         """The last `rows` tokens up to the root, or all of them; the root's keys go to scratch."""
-        start_B = (view.length_B + 1 - rows).clamp_min(0)
-        live_B = view.length_B + 1 - start_B
-        row_R = torch.arange(rows, device=start_B.device)
-        live_BR = row_R < live_B[:, None]
-        depth_BR = torch.where(live_BR, row_R, 0)
-        end_BR = torch.where(live_BR, live_B[:, None], row_R + 1)
-        position_BR = start_B[:, None] + depth_BR
-        places = replace(places_of(view, self._room), length_B=start_B)
-        sight = behind(places, end_BR, live_B, self._first)
-        root_BR = row_R == live_B[:, None] - 1
-        slot_BR = torch.where(root_BR, self._drafted.slot_BN[: len(live_B), :1], sight.slot_BN)
-        sight = replace(sight, slot_BN=slot_BR)
-        return Pass(view.tokens_BW.gather(1, position_BR), position_BR, sight)
+        places, drafted = places_of(view, self._room), (self._room.slots, self._scratch)
+        tail = self._kernels.tail(view.tokens_BW, places, drafted, rows)
+        sight = Sight(
+            places=replace(places, length_B=tail.start_B),
+            slot_BN=tail.slot_BR,
+            end_BN=tail.end_BR,
+            live_B=tail.live_B,
+            first=self._first,
+        )
+        return Ending(
+            tail.tokens_BR, tail.position_BR, sight, tail.before_BR, tail.root_B1, tail.below_B1
+        )
 
     def below(self, view: View, seen_BFN: Tensor) -> Sight:
         """What the frontier's rows see: the prefix, the root, and their own paths."""

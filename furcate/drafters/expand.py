@@ -151,14 +151,14 @@ class Growth:
         assert self._frontier is not None
         return self._frontier
 
-    def branch(self, logits_BFV: Tensor) -> None:
+    def branch(self, logits_BFV: Tensor, below_BF: Tensor | None = None) -> None:
         """Add the level below the frontier; its most valuable nodes are the next frontier.
 
-        `logits_BFV`: the drafter's scores at the frontier's rows, or one row for all of them.
+        `logits_BFV`: the drafter's scores at the frontier's rows, or one row for all of them;
+        `below_BF`: int64, positions of these rows' children, where somebody knows them already.
         """
         step, place = self._grower.plan[self._levels], self._grower.places[self._levels]
         above = self._frontier
-        below_BF = None if above is None else above.below_BF
         likeliest = self._read(logits_BFV, place.depth, step.children, below_BF)
         self._frontier = self._grow(likeliest, above, self._by, place, self._trees)
         self._levels += 1

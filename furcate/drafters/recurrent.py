@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from furcate.drafters.base import View
-from furcate.drafters.draft_cache import DraftCache, Pass, Room
+from furcate.drafters.draft_cache import DraftCache, Ending, Pass, Room
 from furcate.drafters.expand import Frontier, Manner
-from furcate.drafters.features import of_chain, of_path
 from furcate.drafters.footprint import SPELLED_OUT, Footprint, storages
 from furcate.drafters.vocabulary import Vocabulary
-from furcate.heads.recurrent import Fed, Recurrent
+from furcate.heads.recurrent import Fed, Recurrent, whole
 from furcate.kernels.beside import Rows
 from furcate.kernels.draft import Draft, Proposal, Verdict
 
@@ -71,23 +70,27 @@ class RecurrentDrafter:
     def keep(self, view: View, rows: Draft, features_BRF: Tensor) -> None:
         """Keep the target's states at a stretch of committed tokens."""
         if self.network.state_size:
-            self.cache.keep(view, of_chain(view, rows), self._fused(features_BRF))
+            state_TC = self.network.fuse(features_BRF.flatten(0, 1))
+            self.cache.keep(view, rows.live_B, state_TC)
 
     def read(self, view: View, rows: Draft) -> None:
         """Score a stretch of committed tokens, for their keys alone.
 
         For what a round cannot catch up with: prompts, and what was committed during a rest.
         """
-        self._score(view, self.cache.stretch(view, rows))
+        stretch = self.cache.stretch(view, rows)
+        before_BRC = self.cache.before(view, stretch.position_BR)
+        self._score(before_BRC.flatten(0, 1), stretch)
 
     def propose(self, view: View) -> Proposal:
         """Catch up with what was committed, then grow the tree level by level."""
-        out_BFC = self._root(view)
+        tail = self.cache.tail(view, self._tail)
+        out_BFC = self._root(tail)
         growth = self._grower.begin(view)
-        for depth in range(self.depth):
-            if depth:
-                out_BFC = self._below(view, growth.frontier, out_BFC, depth)
-            growth.branch(self._logits(out_BFC))
+        growth.branch(self._logits(out_BFC), tail.below_B1)
+        for depth in range(1, self.depth):
+            out_BFC = self._below(view, growth.frontier, out_BFC, depth)
+            growth.branch(self._logits(out_BFC), growth.frontier.below_BF)
         return growth.proposal()
 
     def follow(self, view: View, next_BD: Tensor) -> Iterator[Tensor]:
@@ -95,7 +98,7 @@ class RecurrentDrafter:
 
         `next_BD`: int64, the tokens that follow each root; behind a -1 nothing has a meaning.
         """
-        out_B1C = self._root(view)
+        out_B1C = self._root(self.cache.tail(view, self._tail))
         for depth in range(self.depth):
             if depth:
                 row = _on_path(next_BD[:, depth - 1 : depth].clamp_min(0), depth)
@@ -110,8 +113,9 @@ class RecurrentDrafter:
         """Note how often nodes of each weight were accepted; keep the accepted path's states."""
         self.plausible.learn(view, draft, verdict, self._dummy)
         if self.network.state_size:
-            position_BD, path_BDF = of_path(view, verdict, features_BRF)
-            self.cache.keep(view, position_BD, self._fused(path_BDF))
+            rows = features_BRF.shape[1]
+            path = Rows(features_BRF.flatten(0, 1), verdict.path_BD, step=rows)
+            self.cache.keep(view, verdict.count_B, self.network.fuse(self._fed(path)))
 
     def forget(self, slot: int) -> None:
         """Nothing is kept by slot: keys and states lie in pages, and pages are the engine's."""
@@ -120,10 +124,12 @@ class RecurrentDrafter:
         """Follow the target's cache when it copies a shared page."""
         self.cache.copy_page(source, target)
 
-    def _root(self, view: View) -> Tensor:
+    def _root(self, tail: Ending) -> Tensor:
         """Outputs [B, 1, C] at the roots, once all that was committed since is caught up with."""
-        tail = self.cache.tail(view, self._tail)
-        return _at_the_root(self._score(view, tail), view, tail)
+        before = Rows(self.cache.states.state_SC, tail.before_BR)
+        out_BRC = self._score(self._fed(before), tail)
+        root = self._fed(Rows(out_BRC.flatten(0, 1), tail.root_B1, step=out_BRC.shape[1]))
+        return whole(root)[:, None]
 
     def _below(self, view: View, frontier: Frontier, out_BFC: Tensor, depth: int) -> Tensor:
         """Outputs at the frontier's rows, `depth` below the roots; `out` are those above them."""
@@ -132,18 +138,14 @@ class RecurrentDrafter:
             position_BF = (view.length_B[:, None] + depth).expand(-1, frontier.row_BF.shape[1])
         rows = Pass(frontier.tokens_BF, position_BF, self.cache.below(view, frontier.seen_BFN))
         above = Rows(out_BFC.flatten(0, 1), frontier.row_BF, step=out_BFC.shape[1])
-        return self._score_with(self._fed(above), rows)
-
-    def _score(self, view: View, rows: Pass) -> Tensor:
-        """Outputs [B, R, C] at committed tokens, fed with the target's states."""
-        before_BRC = self.cache.before(view, rows.position_BR)
-        return self._score_with(before_BRC.flatten(0, 1), rows)
+        return self._score(self._fed(above), rows)
 
     def _fed(self, rows: Rows) -> Tensor | Fed:
         """Rows to feed the network with; where a kernel reads them they are not picked before."""
         return rows.picked() if self._beside is None else Fed(rows, self._beside)
 
-    def _score_with(self, state: Tensor | Fed, rows: Pass) -> Tensor:
+    def _score(self, state: Tensor | Fed, rows: Pass) -> Tensor:
+        """Outputs [B, R, C] at these rows, fed with the states before them."""
         known_T = rows.tokens_BR.flatten()
         if not self._reads_all:  # tokens that the target alone knows read as the network's last one
             known_T = known_T.clamp_max(self.network.vocab - 1)
@@ -157,15 +159,6 @@ class RecurrentDrafter:
 
     def _logits(self, out_BFC: Tensor) -> Tensor:
         return self.network.logits(out_BFC.flatten(0, 1)).view(*out_BFC.shape[:2], -1)
-
-    def _fused(self, features_BRF: Tensor) -> Tensor:
-        return self.network.fuse(features_BRF.flatten(0, 1)).view(*features_BRF.shape[:2], -1)
-
-
-def _at_the_root(out_BRC: Tensor, view: View, tail: Pass) -> Tensor:
-    """The output at each request's last token: [B, 1, C]."""
-    last_B = view.length_B - tail.position_BR[:, 0]
-    return out_BRC.gather(1, last_B[:, None, None].expand(-1, 1, out_BRC.shape[2]))
 
 
 def _on_path(tokens_B1: Tensor, depth: int) -> Frontier:

@@ -18,7 +18,7 @@ from furcate.engine.emitted import Emitted
 from furcate.engine.state import State
 from furcate.engine.target import Span, Target
 from furcate.kernels.draft import Draft
-from furcate.kernels.select import gains, lone_roots
+from furcate.kernels.select import lone_roots
 from furcate.verify.coupled import verify
 from furcate.verify.law import Needs, Rows
 from furcate.verify.logprobs import processed_logprobs, raw_logprobs
@@ -91,8 +91,7 @@ class Round:
             return torch.zeros(len(batch.slot_B), 0, device=self.state.device)
         view = self.state.view(batch.slot_B, batch.columns, batch.needs)
         proposal = self.drafter.propose(view)
-        self.state.propose(batch.slot_B, proposal)
-        return gains(proposal, self.most_nodes)
+        return self.kernels.put(self.state.proposal, batch.slot_B, proposal, self.most_nodes)
 
     def withdraw(self, batch: Batch) -> Tensor:
         """Propose nothing for the next round: float32 [B, 0]."""

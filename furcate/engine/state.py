@@ -149,16 +149,6 @@ class State:
             tag_BP=None if p.tag_BP is None else p.tag_BP[slot_B],
         )
 
-    def propose(self, slot_B: Tensor, new: Proposal) -> None:
-        """Keep a proposal for the next round."""
-        p = self.proposal
-        p.tokens_BP[slot_B] = new.tokens_BP
-        p.parent_BP[slot_B] = new.parent_BP
-        p.depth_BP[slot_B] = new.depth_BP
-        p.value_BP[slot_B] = new.value_BP
-        if p.tag_BP is not None:
-            p.tag_BP[slot_B] = torch.zeros_like(new.tokens_BP) if new.tag_BP is None else new.tag_BP
-
     def _law(self, slot_B: Tensor, length_B: Tensor, needs: Needs) -> Law:
         floats = dict(zip(FLOATS, self.floats_FC[:, slot_B].unbind(0), strict=True))
         ints = dict(zip(INTS, self.ints_IC[:, slot_B].unbind(0), strict=True))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from furcate.errors import Unsupported
-from furcate.kernels import accept, kv_move, select, tree_attention
+from furcate.kernels import accept, kv_move, pools, select, states, tree_attention
 from furcate.kernels.beside import Beside
 from furcate.kernels.draft import Draft, Proposal, Verdict
 from furcate.kernels.draft_head import Children, Scale
@@ -24,6 +24,8 @@ from furcate.kernels.grow import Grow, Tally
 from furcate.kernels.joint import Join, JointTally
 from furcate.kernels.lawful import Limiter
 from furcate.kernels.ngram import Lookup
+from furcate.kernels.pools import Put
+from furcate.kernels.states import Keep, TailOf
 from furcate.kernels.tree_attention import Keys, Sight
 
 __all__ = ["TORCH", "DraftHead", "Kernels", "Look", "TurnWrite", "kernels_of"]
@@ -82,6 +84,10 @@ class Kernels:
     tally_rates: Tally | None = None  # of n-gram matches, tried and right; None: the drafter's own
     join: Join | None = None  # None: the reference
     tally_joint: JointTally | None = None  # None: the drafter's own
+    beside: Beside | None = None  # None: what a draft network reads is laid out in torch
+    tail: TailOf = states.tail
+    keep: Keep = states.keep
+    put: Put = pools.put
 
     def fitting(self, dtype: torch.dtype, head_dim: int | None = None) -> Kernels:
         """These, or the references with the reason, for a network that these are not made for.

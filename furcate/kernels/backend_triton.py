@@ -14,8 +14,10 @@ from furcate.kernels import (
     kv_write_triton,
     lawful_triton,
     ngram_triton,
+    pools_triton,
     sample_triton,
     select_triton,
+    states_triton,
     tally_triton,
     tree_attention_triton,
     turn_write_triton,
@@ -42,6 +44,9 @@ TRITON = Kernels(
     tally_rates=tally_triton.tally_rates,
     join=joint_triton.join,
     tally_joint=joint_triton.tally_joint,
+    tail=states_triton.tail,
+    keep=states_triton.keep,
+    put=pools_triton.put,
 )
 
 INVARIANT = replace(TRITON, look=tree_attention_triton.look_invariant, batch_invariant=True)

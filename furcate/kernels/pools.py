@@ -1,0 +1,33 @@
+"""A state's pool of proposals: new ones are put into their slots, and say what they would gain.
+
+Legend: B requests, P nodes of a proposal, N best nodes to report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from furcate.kernels.draft import Proposal
+from furcate.kernels.select import gains
+
+__all__ = ["Put", "put"]
+
+Put = Callable[[Proposal, Tensor, Proposal, int], Tensor]
+"""(pool by slot, slot_B, new, N) -> gains of `new`, float32 [B, N]; writes `new` into the pool.
+
+A proposal without tags gets 0 for each of them.
+"""
+
+
+def put(pool: Proposal, slot_B: Tensor, new: Proposal, most: int) -> Tensor:
+    """`Put` in torch."""
+    pool.tokens_BP[slot_B] = new.tokens_BP
+    pool.parent_BP[slot_B] = new.parent_BP
+    pool.depth_BP[slot_B] = new.depth_BP
+    pool.value_BP[slot_B] = new.value_BP
+    if pool.tag_BP is not None:
+        pool.tag_BP[slot_B] = torch.zeros_like(new.tokens_BP) if new.tag_BP is None else new.tag_BP
+    return gains(new, most)
