@@ -22,7 +22,7 @@ from furcate.drafters.base import Drafter, View
 from furcate.drafters.draft_cache import Room
 from furcate.drafters.ngram import NgramDrafter
 from furcate.drafters.plausible import PRIOR, Plausible
-from furcate.kernels import joint_triton, ngram_triton, tally_triton
+from furcate.kernels import joint_tally_triton, joint_triton, ngram_triton, tally_triton
 from furcate.kernels.backend import TORCH, Kernels
 from furcate.kernels.backend_triton import TRITON
 from furcate.kernels.draft import Draft, Proposal, Verdict
@@ -35,7 +35,7 @@ OURS = (
     (ngram_triton, "_matches"),
     (ngram_triton, "_chains"),
     (joint_triton, "_join"),
-    (joint_triton, "_tally_joint"),
+    (joint_tally_triton, "_tally_joint"),
     (tally_triton, "_tally"),
     (tally_triton, "_tally_rates"),
 )

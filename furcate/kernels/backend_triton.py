@@ -8,6 +8,7 @@ from furcate.kernels import (
     accept_triton,
     draft_head_triton,
     grow_triton,
+    joint_tally_triton,
     joint_triton,
     kv_move_triton,
     kv_write_triton,
@@ -39,7 +40,7 @@ TRITON = Kernels(
     lookup=ngram_triton.lookup,
     tally_rates=tally_triton.tally_rates,
     join=joint_triton.join,
-    tally_joint=joint_triton.tally_joint,
+    tally_joint=joint_tally_triton.tally_joint,
 )
 
 INVARIANT = replace(TRITON, look=tree_attention_triton.look_invariant, batch_invariant=True)
