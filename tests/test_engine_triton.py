@@ -19,8 +19,9 @@ from triton_device import DEVICE, MARKS
 
 from furcate.cli.options import TargetFlags
 from furcate.config import DraftOptions, EngineOptions, SamplingParams
-from furcate.drafters.around import around_head
+from furcate.drafters.around import around_head, beside_matches
 from furcate.drafters.draft_cache import Room
+from furcate.drafters.ngram import NgramDrafter
 from furcate.engine import build as building
 from furcate.engine.build import build
 from furcate.engine.compare import parting
@@ -89,6 +90,11 @@ def engine_on(kernels: Kernels, decoder: Decoder, drafter: str, patch: Any) -> E
     if drafter.startswith("eagle3"):
         room = Room(3, 512 // 16, 16, VOCAB, DEVICE, kernels)
         guess = around_head(head(decoder, drafter == "eagle3 of some"), how, room)
+    elif drafter == "hybrid":
+        room = Room(3, 512 // 16, 16, VOCAB, DEVICE, kernels)
+        ngram = NgramDrafter(DraftOptions(), capacity=3, device=DEVICE, kernels=kernels)
+        guess = around_head(head(decoder, False), how, room, longest=ngram.depth)
+        guess = beside_matches(ngram, guess, room)
     elif drafter == "off":
         how = DraftOptions()
     built = build(decoder, tokenizer(), guess, EngineOptions(**OPTIONS), how)
@@ -103,7 +109,9 @@ def answers(engine: Engine) -> list[Any]:
     return finished(engine, names)
 
 
-@pytest.mark.parametrize("drafter", ["off", "ngram", "eagle3", "eagle3 of some", "eagle3, a chain"])
+@pytest.mark.parametrize(
+    "drafter", ["off", "ngram", "eagle3", "eagle3 of some", "eagle3, a chain", "hybrid"]
+)
 def test_triton_says_what_torch_says(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = target()
     with engine_on(TORCH, decoder, drafter, monkeypatch) as engine:
@@ -117,7 +125,7 @@ def test_triton_says_what_torch_says(drafter: str, monkeypatch: pytest.MonkeyPat
             assert part is None or part.tie, f"{law}: {part}"
     assert report["kernels"] == "triton" and report["kernels_why"] is None
     assert DEVICE.type == "cpu" or report["graphs"]["refused"] == {}
-    if drafter.startswith("eagle3"):
+    if drafter.startswith("eagle3") or drafter == "hybrid":
         assert report["draft_kernels"] == "triton"
         drafted = [sum(o.stats.drafted for o in side) for side in (heard, told)]
         assert drafted[0] == drafted[1] > 0

@@ -22,7 +22,8 @@ from furcate.drafters.trust import Trust
 from furcate.kernels.draft import Proposal
 from furcate.kernels.grow import BINS, STEPS
 from furcate.kernels.joint import BOTH, MATCH, OWN_ROOM, Pools, joined, packed, unpacked
-from furcate.kernels.joint_triton import join, tally_joint
+from furcate.kernels.joint_tally_triton import tally_joint
+from furcate.kernels.joint_triton import join
 from furcate.kernels.ngram import Search, lookup
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("unwritten_numbers_are_poison")]

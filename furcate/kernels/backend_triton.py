@@ -9,6 +9,7 @@ from furcate.kernels import (
     beside_triton,
     draft_head_triton,
     grow_triton,
+    joint_tally_triton,
     joint_triton,
     kv_move_triton,
     kv_write_triton,
@@ -47,6 +48,7 @@ TRITON = Kernels(
     tail=states_triton.tail,
     keep=states_triton.keep,
     put=pools_triton.put,
+    tally_joint=joint_tally_triton.tally_joint,
 )
 
 INVARIANT = replace(TRITON, look=tree_attention_triton.look_invariant, batch_invariant=True)
