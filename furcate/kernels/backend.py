@@ -79,7 +79,6 @@ class Kernels:
     tally: Tally | None = None  # None likewise
     batch_invariant: bool = False  # a row's results do not depend on what else is in the batch
     why: str | None = None  # these and not the device's own ones; None: they are its own
-    beside: Beside | None = None  # None: what a draft network reads is picked and laid out in torch
     lookup: Lookup | None = None  # None: the reference
     tally_rates: Tally | None = None  # of n-gram matches, tried and right; None: the drafter's own
     join: Join | None = None  # None: the reference

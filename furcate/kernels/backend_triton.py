@@ -44,7 +44,6 @@ TRITON = Kernels(
     lookup=ngram_triton.lookup,
     tally_rates=tally_triton.tally_rates,
     join=joint_triton.join,
-    tally_joint=joint_triton.tally_joint,
     tail=states_triton.tail,
     keep=states_triton.keep,
     put=pools_triton.put,
