@@ -52,6 +52,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, script: str, *words: str) -> tuple[int,
         ("growth_gpu.py", ("--only", "batch")),
         ("soak_gpu.py", ("--only", "waits", "moves")),
         ("sampler_law_gpu.py", ("--vocabularies", "8", "--filters", "none", "all")),
+        ("sweep_attention.py", ("--rows", "1")),
     ],
 )
 def test_a_script_measures_and_says_where(
