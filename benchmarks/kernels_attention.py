@@ -1,7 +1,7 @@
 """Rows of `kernels_gpu.py`: attention over a tree, over a chain, in a draft, and its peers.
 
 Legend: B requests, R rows, N columns of a tree, K key heads, G query heads of each, D head size,
-S columns.
+S columns (of a pool: slots), L layers.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ class Asked:
         """Slots that nobody owns are NaN."""
         batch, rows = made.draft.tokens_BR.shape
         shape = (spec.num_kv_heads, spec.head_dim)
-        first = Keys(*(pool_of(made, shape, bench.dtype) for _ in "kv"))
-        count = buffers_for(2 * first.k_SKD.nbytes, bench.device)
-        layers = [first]
-        layers += [Keys(first.k_SKD.clone(), first.v_SKD.clone()) for _ in range(count - 1)]
+        k_SKD, v_SKD = (pool_of(made, shape, bench.dtype) for _ in "kv")
+        count = buffers_for(2 * k_SKD.nbytes, bench.device)
+        # one pool for all layers, as an engine has it
+        k_LSKD, v_LSKD = (x.repeat(count, 1, 1, 1) for x in (k_SKD, v_SKD))
+        layers = [Keys(k, v) for k, v in zip(k_LSKD, v_LSKD, strict=True)]
         q_THD = bench.random(batch * rows, spec.num_heads, spec.head_dim)
         return cls(bench, spec, made, q_THD, layers)
 

@@ -138,7 +138,7 @@ def test_borders_of_pages_and_tiles_change_nothing(length: int, page_size: int) 
 def test_every_dtype_and_head_size_keeps_to_its_tolerance(size: int, dtype: torch.dtype) -> None:
     case = random_pass(layout(1, [70, 9], 12, 16), 1, (9, 3), size, dtype)
     assert case.worst(case.run()) <= TOLERANCE[dtype]
-    assert case.worst(case.run(3, Tile(16, 32))) <= TOLERANCE[dtype]
+    assert case.worst(case.run(2, Tile(64, 64))) <= TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("rows", [65, 90])
@@ -167,10 +167,9 @@ CUTS = {
 
 
 @pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
-@pytest.mark.parametrize("first", [0, 1, 17])
-@pytest.mark.parametrize("splits", [1, 5, 16])
+@pytest.mark.parametrize(("splits", "first"), [(1, 17), (4, 0), (4, 17)])
 def test_every_cut_gives_the_same(cut: Tile, first: int, splits: int) -> None:
-    case = random_pass(layout(splits, [130, 47], 6, 16), splits, first=first)
+    case = random_pass(layout(splits, [87, 33], 6, 16), splits, (2, 1), first=first)
     out_BRHD = case.run(splits, cut)
     assert case.worst(out_BRHD) <= TOLERANCE[torch.float32]
     assert out_BRHD.isfinite().all()
@@ -179,7 +178,7 @@ def test_every_cut_gives_the_same(cut: Tile, first: int, splits: int) -> None:
 @pytest.mark.parametrize("folded", [True, False])
 def test_a_split_for_every_step_needs_no_loop(folded: bool) -> None:
     """There are more splits than the shorter request has steps: those of no use stay silent."""
-    where = layout(7, [150, 20], 3, 16)
+    where = layout(7, [75, 20], 3, 16)
     case = random_pass(where, 7)
     cut = Tile(16, 16, folded=1 << 15 if folded else 0)
     out_BRHD = case.run(-(-where.columns // 16), cut)
@@ -187,19 +186,19 @@ def test_a_split_for_every_step_needs_no_loop(folded: bool) -> None:
     assert out_BRHD.isfinite().all()
 
 
-@pytest.mark.parametrize(("rows", "heads"), [(1, (4, 2)), (5, (9, 3))], ids=str)
+@pytest.mark.parametrize(("rows", "heads"), [(1, (4, 2)), (5, (3, 1))], ids=str)
 def test_the_last_to_arrive_joins_and_leaves_its_tickets_as_they_were(
     rows: int, heads: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So the next launch, or the same one replayed, counts from nothing again."""
-    case = random_pass(layout(rows, [130, 15], rows, 16), rows, heads)
+    case = random_pass(layout(rows, [60, 15], rows, 16), rows, heads)
     pool = Keys(case.pool.k_SKD.to(DEVICE), case.pool.v_SKD.to(DEVICE))
     q_THD, sight = case.q_THD.to(DEVICE), case.sight(DEVICE)
     apart = on_device(q_THD, pool, sight, splits=4, tile=Tile(16, 16, folded=0))
     monkeypatch.setattr(tree_attention_triton, "join", None)  # no launch of its own
     counts = attention_join_triton.tickets(pool.k_SKD, 1)
     assert counts is not None
-    for _ in range(3):
+    for _ in range(2):
         out_THD = on_device(q_THD, pool, sight, splits=4, tile=Tile(16, 16))
         assert (out_THD - apart).abs().max() <= TOLERANCE[torch.float32]
         assert not counts.any()
