@@ -51,17 +51,11 @@ def ran(monkeypatch: pytest.MonkeyPatch, script: str, *words: str) -> tuple[int,
     [
         ("kernels_gpu.py", ()),
         ("round_gpu.py", ("--batches", "2", "--tokens", "10")),
-<<<<<<< HEAD
         ("growth_gpu.py", ()),
         ("soak_gpu.py", ()),
         ("versus_gpu.py", ()),
         ("sampler_law_gpu.py", ("--vocabularies", "8", "64", "--laws", "greedy", "all")),
-=======
-        ("growth_gpu.py", ("--only", "batch")),
-        ("soak_gpu.py", ("--only", "waits", "moves")),
-        ("sampler_law_gpu.py", ("--vocabularies", "8", "--filters", "none", "all")),
         ("sweep_attention.py", ("--rows", "1")),
->>>>>>> w-attn
     ],
 )
 def test_a_script_measures_and_says_where(
