@@ -118,7 +118,7 @@ class DraftCache:
         root_BR = row_R == live_B[:, None] - 1
         slot_BR = torch.where(root_BR, self._scratch_slots(len(live_B))[:, :1], sight.slot_BN)
         sight = replace(sight, slot_BN=slot_BR)
-        return Pass(view.tokens_BW.gather(1, position_BR), position_BR, sight)
+        return Pass(view.tokens.at(position_BR), position_BR, sight)
 
     def below(self, view: View, seen_BFN: Tensor) -> Sight:
         """What the frontier's rows see: the prefix, the root, and their own paths."""
@@ -150,4 +150,4 @@ class DraftCache:
 
 def places_of(view: View, room: Room) -> Places:
     """Where the pages of a view's requests lie."""
-    return Places(view.table_BS, view.length_B, room.page_size, view.tokens_BW.shape[1])
+    return Places(view.table_BS, view.length_B, room.page_size, view.tokens.columns)

@@ -18,6 +18,7 @@ from furcate.engine.emitted import Emitted
 from furcate.engine.state import State
 from furcate.engine.target import Span, Target
 from furcate.kernels.draft import Draft
+from furcate.kernels.entries import Entries
 from furcate.kernels.select import gains, lone_roots
 from furcate.verify.coupled import verify
 from furcate.verify.law import Needs, Rows
@@ -57,13 +58,18 @@ class Round:
         self.most_nodes = most_nodes
         self.kernels = target.cache.kernels
 
-    def play(self, batch: Batch) -> Emitted:
-        """Play one round; the state is committed and the next draft proposed."""
-        view = self.state.view(batch.slot_B, batch.columns, batch.needs)
-        draft = self._draft(view, batch)
+    def play(self, batch: Batch, *, at_work: bool = False) -> Emitted:
+        """Play one round; the state is committed and the next draft proposed.
+
+        With `at_work` the dummy takes the part of those whose answer has finished meanwhile.
+        """
+        found = self.state.entries(batch.slot_B, at_work=at_work)
+        batch = replace(batch, slot_B=found.slot_B)
+        view = self.state.seen(found, batch.columns, batch.needs)
+        draft = self._draft(found, batch)
         scored = self.target.score(view, draft, Span(batch.columns - 1, batch.run))
         verified = verify(scored.logits_BRV, view.law, self._rows(view, draft), self.kernels)
-        cut = truncate(verified.verdict, view.law, self.state.room(view))
+        cut = truncate(verified.verdict, view.law, found.room_B)
         self._commit(view, scored.slot_BR, cut)
         self.drafter.learn(view, draft, verified.verdict, scored.features_BRF)
         path_BD, accepted_B = verified.verdict.path_BD, verified.verdict.accepted_B
@@ -105,13 +111,12 @@ class Round:
         self.drafter.keep(view, rows, self.target.prefill(view, rows, span))
         self.drafter.read(view, rows)
 
-    def _draft(self, view: View, batch: Batch) -> Draft:
+    def _draft(self, found: Entries, batch: Batch) -> Draft:
         """The tree to score: the most valuable nodes of what was proposed."""
-        root_B = view.tokens_BW.gather(1, view.length_B[:, None])[:, 0]
         if batch.rows == 1:
-            return lone_roots(root_B)
+            return found.alone or lone_roots(found.root_B)
         proposal = self.state.proposed(batch.slot_B)
-        return self.kernels.select(proposal, root_B, batch.rows, batch.allowance_B)
+        return self.kernels.select(proposal, found.root_B, batch.rows, batch.allowance_B)
 
     def _rows(self, view: View, draft: Draft) -> Rows:
         depth = min(self.drafter.depth, draft.tokens_BR.shape[1] - 1)

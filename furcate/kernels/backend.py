@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from furcate.errors import Unsupported
-from furcate.kernels import accept, kv_move, select, tree_attention
+from furcate.kernels import accept, entries, kv_move, select, tree_attention
 from furcate.kernels.draft import Draft, Proposal, Verdict
 from furcate.kernels.draft_head import Children, Scale
 from furcate.kernels.draws import Draws
+from furcate.kernels.entries import ReadEntries
 from furcate.kernels.grow import Grow, Tally
 from furcate.kernels.lawful import Limiter
 from furcate.kernels.tree_attention import Keys, Sight
@@ -74,6 +75,7 @@ class Kernels:
     tally: Tally | None = None  # None likewise
     batch_invariant: bool = False  # a row's results do not depend on what else is in the batch
     why: str | None = None  # these and not the device's own ones; None: they are its own
+    entries: ReadEntries = entries.entries
 
     def fitting(self, dtype: torch.dtype, head_dim: int | None = None) -> Kernels:
         """These, or the references with the reason, for a network that these are not made for.

@@ -7,6 +7,7 @@ from dataclasses import replace
 from furcate.kernels import (
     accept_triton,
     draft_head_triton,
+    entries_triton,
     grow_triton,
     kv_move_triton,
     kv_write_triton,
@@ -34,6 +35,7 @@ TRITON = Kernels(
     draft_head=draft_head_triton.draft_head,
     grow=grow_triton.grow,
     tally=tally_triton.tally,
+    entries=entries_triton.entries,
 )
 
 INVARIANT = replace(TRITON, look=tree_attention_triton.look_invariant, batch_invariant=True)
