@@ -1,6 +1,6 @@
 """What a round launches: torch's own operations and the Triton kernels around them, by name.
 
-Import this behind `triton_device`. Legend: B requests.
+Without a GPU, where Triton's kernels are interpreted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from triton.runtime import interpreter
 
 __all__ = ["Launches", "launches"]
 
@@ -58,6 +57,9 @@ def _hollow(made: Any) -> bool:
 @contextmanager
 def launches() -> Iterator[Launches]:
     """Count what is launched inside; interpreted kernels are one launch, whatever they do."""
+    # not before `triton_device` has turned the interpreter on
+    from triton.runtime import interpreter
+
     found = Launches()
     counting = _Counting(found)
     play = interpreter.GridExecutor.__call__

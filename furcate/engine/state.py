@@ -129,21 +129,16 @@ class State:
             law=self._law(of, needs),
         )
 
-    def commit(self, view: View, verdict: Verdict, finish_B: Tensor) -> None:
-        """Append the emitted tokens, move the lengths, keep the counts."""
-        slot_B, emitted_BD = view.slot_B, verdict.emitted_BD
+    def count(self, view: View, verdict: Verdict) -> None:
+        """Keep the counts of what a cut verdict emits, where some law asks for them."""
+        if not view.law.needs.penalties:
+            return
+        emitted_BD, counts_CV = verdict.emitted_BD, self._dense["counts"]
         level_D = torch.arange(emitted_BD.shape[1], device=self.device)
         kept_BD = level_D < verdict.count_B[:, None]
-        trash = self.tokens_CW.shape[1] - 1
-        place_BD = torch.where(kept_BD, view.length_B[:, None] + 1 + level_D, trash)
-        self.tokens_CW[slot_B[:, None], place_BD] = emitted_BD
-        self.length_C[slot_B] = view.length_B + verdict.count_B
-        self.finish_C[slot_B] = torch.maximum(self.finish_C[slot_B], finish_B)
-        if view.law.needs.penalties:
-            counts_CV = self._dense["counts"]
-            counts_CV.index_put_(
-                (slot_B[:, None], emitted_BD), kept_BD.to(counts_CV.dtype), accumulate=True
-            )
+        counts_CV.index_put_(
+            (view.slot_B[:, None], emitted_BD), kept_BD.to(counts_CV.dtype), accumulate=True
+        )
 
     def proposed(self, slot_B: Tensor) -> Proposal:
         """What was proposed for these requests after their last round."""

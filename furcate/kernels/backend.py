@@ -22,6 +22,7 @@ from furcate.kernels.draws import Draws
 from furcate.kernels.entries import ReadEntries
 from furcate.kernels.grow import Grow, Tally
 from furcate.kernels.lawful import Limiter
+from furcate.kernels.ledger import Settle
 from furcate.kernels.tree_attention import Keys, Sight
 
 __all__ = ["TORCH", "DraftHead", "Kernels", "Look", "TurnWrite", "kernels_of"]
@@ -76,6 +77,7 @@ class Kernels:
     batch_invariant: bool = False  # a row's results do not depend on what else is in the batch
     why: str | None = None  # these and not the device's own ones; None: they are its own
     entries: ReadEntries = entries.entries
+    settle: Settle | None = None  # None: `verify.stops.settle`, which lies above
 
     def fitting(self, dtype: torch.dtype, head_dim: int | None = None) -> Kernels:
         """These, or the references with the reason, for a network that these are not made for.

@@ -12,6 +12,7 @@ from furcate.kernels import (
     kv_move_triton,
     kv_write_triton,
     lawful_triton,
+    ledger_triton,
     sample_triton,
     select_triton,
     tally_triton,
@@ -36,6 +37,7 @@ TRITON = Kernels(
     grow=grow_triton.grow,
     tally=tally_triton.tally,
     entries=entries_triton.entries,
+    settle=ledger_triton.settle,
 )
 
 INVARIANT = replace(TRITON, look=tree_attention_triton.look_invariant, batch_invariant=True)
