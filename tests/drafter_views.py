@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from furcate.drafters.base import View
+from furcate.drafters.base import Tokens, View
 from furcate.kernels.draft import Draft, Proposal
 from furcate.models.decoder import Decoder
 from furcate.models.spec import DecoderSpec, RopeSpec
@@ -72,7 +72,7 @@ def view_of(
     order = torch.randperm(batch * pages, generator=torch.Generator().manual_seed(1)) + 1
     return View(
         slot_B=torch.tensor(range(batch) if slots is None else slots),
-        tokens_BW=torch.tensor(rows),
+        tokens=Tokens(torch.tensor(rows)),
         length_B=torch.tensor([len(text) - 1 for text in texts]),
         table_BS=order.view(batch, pages),
         law=law_of([0.0] * batch if temperatures is None else temperatures),

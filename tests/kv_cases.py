@@ -14,7 +14,7 @@ from drafter_views import law_of
 from torch import Tensor
 from verify_cases import path_of, random_draft, stacked
 
-from furcate.drafters.base import View
+from furcate.drafters.base import Tokens, View
 from furcate.kernels.draft import Draft, Verdict
 from furcate.kernels.tree_attention import Keys
 from furcate.models.decoder import Decoder
@@ -87,7 +87,7 @@ def view_at(where: Layout) -> View:
     batch = len(where.length_B)
     return View(
         slot_B=torch.arange(batch),
-        tokens_BW=torch.zeros(batch, 1, dtype=torch.int64),
+        tokens=Tokens(torch.zeros(batch, 1, dtype=torch.int64)),
         length_B=where.length_B,
         table_BS=where.table_BP,
         law=law_of([0.0] * batch),

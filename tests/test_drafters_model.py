@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from furcate.config import DraftOptions
 from furcate.drafters.around import around_model
-from furcate.drafters.base import View
+from furcate.drafters.base import Tokens, View
 from furcate.drafters.draft_cache import Room
 from furcate.drafters.plausible import PRIOR
 from furcate.drafters.recurrent import RecurrentDrafter
@@ -48,7 +48,7 @@ def read_prompt(drafter: RecurrentDrafter, view: View, step: int = 7) -> None:
             end = min(start + step, length)
             one = View(
                 slot_B=view.slot_B[b : b + 1],
-                tokens_BW=view.tokens_BW[b : b + 1, :end],
+                tokens=Tokens(view.tokens_BW[b : b + 1, :end]),
                 length_B=torch.tensor([start]),
                 table_BS=view.table_BS[b : b + 1],
                 law=law_of([0.0]),
@@ -165,7 +165,7 @@ def test_a_request_does_not_see_its_neighbours() -> None:
             replace(
                 view,
                 slot_B=view.slot_B[one],
-                tokens_BW=view.tokens_BW[one],
+                tokens=Tokens(view.tokens_BW[one]),
                 length_B=view.length_B[one],
                 table_BS=view.table_BS[one],
                 law=law,

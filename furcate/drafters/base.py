@@ -1,12 +1,13 @@
 """The seam between a drafter and the round.
 
-Legend: B requests, W width of the token buffer, S pages of a table, R rows, P pool nodes,
-F features of the target.
+Legend: B requests, C slots, W width of the token buffer, S pages of a table, R rows, P pool nodes,
+X tokens of a request, F features of the target.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from torch import Tensor
@@ -15,7 +16,31 @@ from furcate.drafters.footprint import Footprint
 from furcate.kernels.draft import Draft, Proposal, Verdict
 from furcate.verify.law import Law
 
-__all__ = ["Drafter", "View"]
+__all__ = ["Drafter", "Tokens", "View"]
+
+
+class Tokens:
+    """The requests' tokens where they lie: only who asks for all of them has them copied."""
+
+    def __init__(
+        self, tokens_CW: Tensor, slot_B: Tensor | None = None, columns: int | None = None
+    ) -> None:
+        """Row `slot[b]` is request b's, without `slot_B` row b; cut to `columns`."""
+        self._tokens_CW = tokens_CW
+        self._slot_B = slot_B
+        self.columns = tokens_CW.shape[1] if columns is None else columns
+
+    @cached_property
+    def all_BW(self) -> Tensor:
+        """One behind the other, int64."""
+        cut_CW = self._tokens_CW[:, : self.columns]
+        return cut_CW if self._slot_B is None else cut_CW.index_select(0, self._slot_B)
+
+    def at(self, position_BX: Tensor) -> Tensor:
+        """Those at these positions, int64 [B, X]."""
+        if self._slot_B is None:
+            return self._tokens_CW.gather(1, position_BX)
+        return self._tokens_CW[self._slot_B[:, None], position_BX]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +48,15 @@ class View:
     """What a drafter may see of the requests in a round; all of it lies on the device."""
 
     slot_B: Tensor  # int64, where each request's state lives, 0..capacity (the last is a dummy)
-    tokens_BW: Tensor  # int64, prompt and output; columns past the root have no meaning
+    tokens: Tokens  # prompt and output; columns past the root have no meaning
     length_B: Tensor  # int64, L: tokens whose KV is cached; the root is tokens[L]
     table_BS: Tensor  # int64, page of each page-sized stretch of the request
     law: Law  # sampling options; the noise that the verifier will use
+
+    @property
+    def tokens_BW(self) -> Tensor:
+        """All of their tokens, int64; copied where nobody has asked for them before."""
+        return self.tokens.all_BW
 
 
 class Drafter(Protocol):

@@ -180,4 +180,4 @@ class Drafted:
 
 def places_of(view: View, room: Room) -> Places:
     """Where the pages of a view's requests lie."""
-    return Places(view.table_BS, view.length_B, room.page_size, view.tokens_BW.shape[1])
+    return Places(view.table_BS, view.length_B, room.page_size, view.tokens.columns)

@@ -135,8 +135,8 @@ def _build(
         memory = demand.with_pages(pages)
     guess = recipe(pages)
     most_nodes = _most_nodes(draft, guess)
-    state = State(sizing(guess).state, decoder.device)
     cache = PagedCache(replace(page, pages=pages), decoder.dtype, decoder.device, kernels)
+    state = State(sizing(guess).state, decoder.device, cache.kernels)
     book = PageBook(
         pages,
         options.page_size,

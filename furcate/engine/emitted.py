@@ -81,8 +81,23 @@ class Told:
 def packed(emitted: Emitted) -> Tensor:
     """All of it as bytes, widest numbers first so that each lies aligned: uint8 [bytes]."""
     parts = _parts(emitted)
-    flat = [parts[i].contiguous().flatten().view(torch.uint8) for i in _by_width(parts)]
-    return torch.cat(flat)
+    pieces: list[Tensor] = []
+    for i in _by_width(parts):
+        if parts[i].numel() == 0:
+            continue
+        piece = parts[i].contiguous().flatten().view(torch.uint8)
+        if pieces and _follows(piece, pieces[-1]):
+            size = len(pieces[-1]) + len(piece)
+            piece = pieces.pop().as_strided((size,), (1,))
+        pieces.append(piece)
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def _follows(piece: Tensor, before: Tensor) -> bool:
+    """Whether two stretches of bytes lie one behind the other, so that nothing need be copied."""
+    if piece.untyped_storage()._cdata != before.untyped_storage()._cdata:
+        return False
+    return piece.storage_offset() == before.storage_offset() + len(before)
 
 
 def unpacked(block: Tensor, like: Emitted) -> Emitted:

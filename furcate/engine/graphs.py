@@ -178,7 +178,7 @@ class Graphs:
 
         def step() -> Tensor:
             # who has finished on the device takes no part, though the host may not know it yet
-            emitted = self._round.play(replace(batch, slot_B=state.at_work(batch.slot_B)))
+            emitted = self._round.play(batch, at_work=True)
             seen[:] = [emitted]
             return packed(emitted)
 

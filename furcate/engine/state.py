@@ -1,7 +1,7 @@
 """What the device knows of every request, by slot; the last slot is a dummy that nobody owns.
 
 Legend: C slots (capacity and the dummy), B requests in a round, W token columns, P pages of a
-table, V vocabulary, S stop ids, D levels of a path, N nodes.
+table, V vocabulary, S stop ids, D levels of a path, N nodes, F and I numbers of a law.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from furcate.config import SamplingParams
-from furcate.drafters.base import View
+from furcate.drafters.base import Tokens, View
 from furcate.engine.request import Request
+from furcate.kernels.backend import TORCH, Kernels
 from furcate.kernels.draft import Proposal, Verdict
+from furcate.kernels.entries import FLOATS, INTS, Book, Entries
 from furcate.verify.law import Law, Needs
 
 __all__ = ["MAX_STOP_IDS", "State", "StateShape"]
 
-FLOATS = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
-INTS = ("top_k", "seed", "choice", "min_tokens", "prompt", "limit")
 MAX_STOP_IDS = 64
 
 
@@ -39,8 +39,9 @@ class StateShape:
 class State:
     """Lengths, tokens, options, counts and proposals of all requests, on the device."""
 
-    def __init__(self, shape: StateShape, device: torch.device) -> None:
+    def __init__(self, shape: StateShape, device: torch.device, kernels: Kernels = TORCH) -> None:
         slots = shape.capacity + 1
+        self.kernels = kernels
         self.shape = shape
         self.device = device
         self.dummy = shape.capacity
@@ -53,6 +54,15 @@ class State:
         self.floats_FC = torch.ones(len(FLOATS), slots, device=device)
         self.ints_IC = self._ints(len(INTS), slots)
         self.finish_C[self.dummy] = 1
+        self.book = Book(
+            self.tokens_CW,
+            self.length_C,
+            self.finish_C,
+            self.table_CP,
+            self.stop_CS,
+            self.floats_FC,
+            self.ints_IC,
+        )
         self._dense: dict[str, Tensor] = {}
         self._pages: dict[int, list[int]] = {}  # what the device knows of `table_CP`
         self.proposal = self._no_proposal(slots)
@@ -101,42 +111,34 @@ class State:
         self.finish_C[slot] = 1
         self.length_C[slot] = 0
 
+    def entries(self, slot_B: Tensor, *, at_work: bool = False) -> Entries:
+        """What is known of these; `at_work`: of the dummy in place of finished ones."""
+        return self.kernels.entries(self.book, slot_B, self.dummy if at_work else None)
+
     def view(self, slot_B: Tensor, columns: int, needs: Needs) -> View:
         """The requests in `slot_B`, their tokens cut to `columns`."""
-        length_B = self.length_C[slot_B]
+        return self.seen(self.entries(slot_B), columns, needs)
+
+    def seen(self, of: Entries, columns: int, needs: Needs) -> View:
+        """The same from what was looked up already."""
         return View(
-            slot_B=slot_B,
-            tokens_BW=self.tokens_CW[:, :columns].index_select(0, slot_B),
-            length_B=length_B,
-            table_BS=self.table_CP[slot_B],
-            law=self._law(slot_B, length_B, needs),
+            slot_B=of.slot_B,
+            tokens=Tokens(self.tokens_CW, of.slot_B, columns),
+            length_B=of.length_B,
+            table_BS=of.table_BP,
+            law=self._law(of, needs),
         )
 
-    def at_work(self, slot_B: Tensor) -> Tensor:
-        """The same slots, the dummy's in place of those whose answer is finished: int64 [B]."""
-        return torch.where(self.finish_C[slot_B] > 0, self.dummy, slot_B)
-
-    def room(self, view: View) -> Tensor:
-        """Tokens each request may still emit; 0 once it is finished: int64 [B]."""
-        limit_B = self.ints_IC[INTS.index("limit"), view.slot_B]
-        room_B = limit_B - view.length_B - 1
-        return torch.where(self.finish_C[view.slot_B] > 0, 0, room_B)
-
-    def commit(self, view: View, verdict: Verdict, finish_B: Tensor) -> None:
-        """Append the emitted tokens, move the lengths, keep the counts."""
-        slot_B, emitted_BD = view.slot_B, verdict.emitted_BD
+    def count(self, view: View, verdict: Verdict) -> None:
+        """Keep the counts of what a cut verdict emits, where some law asks for them."""
+        if not view.law.needs.penalties:
+            return
+        emitted_BD, counts_CV = verdict.emitted_BD, self._dense["counts"]
         level_D = torch.arange(emitted_BD.shape[1], device=self.device)
         kept_BD = level_D < verdict.count_B[:, None]
-        trash = self.tokens_CW.shape[1] - 1
-        place_BD = torch.where(kept_BD, view.length_B[:, None] + 1 + level_D, trash)
-        self.tokens_CW[slot_B[:, None], place_BD] = emitted_BD
-        self.length_C[slot_B] = view.length_B + verdict.count_B
-        self.finish_C[slot_B] = torch.maximum(self.finish_C[slot_B], finish_B)
-        if view.law.needs.penalties:
-            counts_CV = self._dense["counts"]
-            counts_CV.index_put_(
-                (slot_B[:, None], emitted_BD), kept_BD.to(counts_CV.dtype), accumulate=True
-            )
+        counts_CV.index_put_(
+            (view.slot_B[:, None], emitted_BD), kept_BD.to(counts_CV.dtype), accumulate=True
+        )
 
     def proposed(self, slot_B: Tensor) -> Proposal:
         """What was proposed for these requests after their last round."""
@@ -149,10 +151,10 @@ class State:
             tag_BP=None if p.tag_BP is None else p.tag_BP[slot_B],
         )
 
-    def _law(self, slot_B: Tensor, length_B: Tensor, needs: Needs) -> Law:
-        floats = dict(zip(FLOATS, self.floats_FC[:, slot_B].unbind(0), strict=True))
-        ints = dict(zip(INTS, self.ints_IC[:, slot_B].unbind(0), strict=True))
-        dense = self._dense
+    def _law(self, of: Entries, needs: Needs) -> Law:
+        floats = dict(zip(FLOATS, of.floats_FB.unbind(0), strict=True))
+        ints = dict(zip(INTS, of.ints_IB.unbind(0), strict=True))
+        dense, slot_B = self._dense, of.slot_B
         return Law(
             temperature_B=floats["temperature"],
             top_k_B=ints["top_k"],
@@ -164,8 +166,8 @@ class State:
             seed_B=ints["seed"],
             choice_B=ints["choice"],
             min_tokens_B=ints["min_tokens"],
-            output_B=length_B + 1 - ints["prompt"],
-            stop_BS=self.stop_CS[slot_B],
+            output_B=of.output_B,
+            stop_BS=of.stop_BS,
             bias_BV=dense["bias"][slot_B] if needs.bias else None,
             allowed_BV=dense["allowed"][slot_B] if needs.allowed else None,
             prompt_BV=dense["prompt"][slot_B] if needs.penalties else None,

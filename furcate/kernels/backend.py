@@ -15,14 +15,16 @@ import torch
 from torch import Tensor
 
 from furcate.errors import Unsupported
-from furcate.kernels import accept, kv_move, pools, select, states, tree_attention
+from furcate.kernels import accept, entries, kv_move, pools, select, states, tree_attention
 from furcate.kernels.beside import Beside
 from furcate.kernels.draft import Draft, Proposal, Verdict
 from furcate.kernels.draft_head import Children, Scale
 from furcate.kernels.draws import Draws
+from furcate.kernels.entries import ReadEntries
 from furcate.kernels.grow import Grow, Tally
 from furcate.kernels.joint import Join, JointTally
 from furcate.kernels.lawful import Limiter
+from furcate.kernels.ledger import Settle
 from furcate.kernels.ngram import Lookup
 from furcate.kernels.pools import Put
 from furcate.kernels.states import Keep, TailOf
@@ -87,6 +89,8 @@ class Kernels:
     tail: TailOf = states.tail
     keep: Keep = states.keep
     put: Put = pools.put
+    entries: ReadEntries = entries.entries
+    settle: Settle | None = None  # None: `verify.stops.settle`, which lies above
 
     def fitting(self, dtype: torch.dtype, head_dim: int | None = None) -> Kernels:
         """These, or the references with the reason, for a network that these are not made for.

@@ -8,12 +8,14 @@ from furcate.kernels import (
     accept_triton,
     beside_triton,
     draft_head_triton,
+    entries_triton,
     grow_triton,
     joint_tally_triton,
     joint_triton,
     kv_move_triton,
     kv_write_triton,
     lawful_triton,
+    ledger_triton,
     ngram_triton,
     pools_triton,
     sample_triton,
@@ -48,6 +50,8 @@ TRITON = Kernels(
     keep=states_triton.keep,
     put=pools_triton.put,
     tally_joint=joint_tally_triton.tally_joint,
+    entries=entries_triton.entries,
+    settle=ledger_triton.settle,
 )
 
 INVARIANT = replace(TRITON, look=tree_attention_triton.look_invariant, batch_invariant=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from furcate.drafters.base import View
+from furcate.drafters.base import Tokens, View
 from furcate.engine.build import Built
 from furcate.engine.target import Span, chain
 from furcate.errors import BadRequest
@@ -99,7 +99,7 @@ class Replay:
         page_S = torch.arange(1, -(-width // page_size) + 1, device=self.device)
         return View(
             slot_B=torch.arange(batch, device=self.device),
-            tokens_BW=tokens_W.expand(batch, -1),
+            tokens=Tokens(tokens_W.expand(batch, -1)),
             length_B=root_B,
             table_BS=page_S.expand(batch, -1),
             law=_law(stream, root_B),

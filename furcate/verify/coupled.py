@@ -28,15 +28,19 @@ class Verified:
     """A verdict, and what it was decided from."""
 
     verdict: Verdict
-    broken_B: Tensor  # bool, the verdict ends where a row's logits allow no choice
     processed: Lawful
+
+    @property
+    def broken_B(self) -> Tensor:
+        """bool: the verdict ends where a row's logits allow no choice."""
+        return self.verdict.count_B <= self.verdict.accepted_B
 
 
 def verify(logits_BRV: Tensor, law: Law, rows: Rows, kernels: Kernels = TORCH) -> Verified:
     """Judge a draft by the target's logits at its rows; plain decoding is a draft of one row."""
     processed, choice = _chosen(logits_BRV, law, rows, kernels)
     verdict = kernels.accept(rows.draft, choice.token_BR, rows.depth, choice.broken_BR)
-    return Verified(verdict, verdict.count_B <= verdict.accepted_B, processed)
+    return Verified(verdict, processed)
 
 
 def _chosen(logits_BRV: Tensor, law: Law, rows: Rows, kernels: Kernels) -> tuple[Lawful, Choice]:

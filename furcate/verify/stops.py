@@ -1,6 +1,6 @@
-"""Cut a verdict at the first stop id and at the room that is left, on the device.
+"""Cut a verdict at the first stop id and at the room that is left, and commit it, on the device.
 
-Legend: B requests, D levels, S stop ids.
+Legend: B requests, D levels, S stop ids, C slots, P pool nodes.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from furcate.kernels.draft import Verdict
+from furcate.kernels.draft import Draft, Verdict
+from furcate.kernels.entries import Book, Entries
+from furcate.kernels.ledger import Settled
 from furcate.verify.law import Law
 
-__all__ = ["Cut", "Finish", "truncate"]
+__all__ = ["Cut", "Finish", "settle", "truncate"]
 
 
 class Finish(IntEnum):
@@ -45,7 +47,47 @@ def truncate(verdict: Verdict, law: Law, room_B: Tensor) -> Cut:
         law: its `stop_BS` are the ids that end a request.
         room_B: int64, tokens that may still be emitted, at least 0.
     """
-    is_stop_BD = (verdict.emitted_BD[:, :, None] == law.stop_BS[:, None, :]).any(-1)
+    return _cut(verdict, law.stop_BS, room_B)
+
+
+def settle(
+    book: Book, found: Entries, draft: Draft, verdict: Verdict, value_CP: Tensor | None = None
+) -> Settled:
+    """Append the emitted tokens up to where they end, and move the lengths; the torch reference.
+
+    See `furcate.kernels.ledger.Settle`. What is not kept goes to the book's last column.
+    """
+    cut = _cut(verdict, found.stop_BS, found.room_B)
+    _write(book, found, cut)
+    if value_CP is not None:
+        # not by assignment: a number put at indices is first copied from the host
+        value_CP.index_fill_(0, found.slot_B, -torch.inf)
+    last_B1 = verdict.path_BD.gather(1, verdict.accepted_B[:, None])
+    return Settled(
+        tokens_BD=verdict.emitted_BD,
+        count_B=cut.verdict.count_B,
+        accepted_B=verdict.accepted_B,
+        finish_B=cut.finish_B,
+        drafted_B=draft.live_B - 1,
+        offered_B=(draft.end_BR.gather(1, last_B1) > last_B1 + 1)[:, 0],
+        strayed_B=last_B1[:, 0] != verdict.accepted_B,
+        broken_B=verdict.count_B <= verdict.accepted_B,
+    )
+
+
+def _write(book: Book, found: Entries, cut: Cut) -> None:
+    slot_B, emitted_BD, count_B = found.slot_B, cut.verdict.emitted_BD, cut.verdict.count_B
+    level_D = torch.arange(emitted_BD.shape[1], device=slot_B.device)
+    kept_BD = level_D < count_B[:, None]
+    trash = book.tokens_CW.shape[1] - 1
+    place_BD = torch.where(kept_BD, found.length_B[:, None] + 1 + level_D, trash)
+    book.tokens_CW[slot_B[:, None], place_BD] = emitted_BD
+    book.length_C[slot_B] = found.length_B + count_B
+    book.finish_C[slot_B] = torch.maximum(book.finish_C[slot_B], cut.finish_B)
+
+
+def _cut(verdict: Verdict, stop_BS: Tensor, room_B: Tensor) -> Cut:
+    is_stop_BD = (verdict.emitted_BD[:, :, None] == stop_BS[:, None, :]).any(-1)
     step_D = torch.arange(1, is_stop_BD.shape[1] + 1, device=is_stop_BD.device)
     count_B1 = torch.minimum(verdict.count_B, room_B)[:, None]
     stops_BD = is_stop_BD & (step_D <= count_B1)

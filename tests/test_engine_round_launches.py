@@ -1,0 +1,69 @@
+"""How many kernels a round launches around its layers, with the Triton kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from round_launches import Launches, launches
+from test_engine_triton import engine_on, target
+from tiny_engine import VOCAB, prompt_of
+from triton_device import DEVICE, MARKS
+
+from furcate.config import SamplingParams
+from furcate.engine.asking import Limits, settle
+from furcate.engine.emitted import packed
+from furcate.engine.request import Request
+from furcate.engine.round import Batch, Round
+from furcate.kernels.backend_triton import TRITON
+from furcate.models import blocks_triton
+from furcate.verify.law import needs_of
+
+pytestmark = [*MARKS, pytest.mark.skipif(DEVICE.type != "cpu", reason="counts interpreted kernels")]
+
+MOST = 47
+LAWS = {"greedy": {"temperature": 0.0}, "warm": {"temperature": 0.9}}
+
+
+def round_of(drafter: str, params: SamplingParams, patch: Any) -> Round:
+    decoder = target().on(blocks_triton.TRITON)
+    round_ = engine_on(TRITON, decoder, drafter, patch).built.round
+    request = Request(settle("r", prompt_of(20), params, Limits(VOCAB, 96, (2,))), 0)
+    request.cached = request.committed - 1
+    round_.state.admit(1, request)
+    round_.state.set_pages(1, [1, 5, 3])
+    return round_
+
+
+def counted(drafter: str, law: str, rows: int, patch: Any, **changes: Any) -> Launches:
+    params = SamplingParams(max_tokens=9, **LAWS[law])
+    with torch.inference_mode():
+        round_ = round_of(drafter, params, patch)
+        batch = Batch(
+            slot_B=torch.tensor([1]),
+            allowance_B=torch.tensor([rows]),
+            rows=rows,
+            columns=32,
+            needs=needs_of([params], VOCAB),
+            **changes,
+        )
+        with launches() as found:
+            packed(round_.play(batch))
+    return found
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_a_plain_round_launches_few_kernels_of_torch(
+    law: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = counted("off", law, 1, monkeypatch, propose=False)
+    assert found.torch.total() <= MOST, found.torch
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_a_drafted_round_launches_few_kernels_of_torch_behind_its_draft(
+    law: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = counted("ngram", law, 7, monkeypatch, propose=False)
+    assert found.torch.total() <= MOST, found.torch
