@@ -18,7 +18,7 @@ from triton_device import DEVICE, MARKS
 
 from furcate.config import DraftOptions
 from furcate.drafters.around import around_head, beside_matches
-from furcate.drafters.base import Drafter, View
+from furcate.drafters.base import Drafter, Tokens, View
 from furcate.drafters.draft_cache import Room
 from furcate.drafters.ngram import NgramDrafter
 from furcate.drafters.plausible import PRIOR, Plausible
@@ -85,7 +85,7 @@ def there(view: View) -> View:
     law = view.law
     return View(
         slot_B=view.slot_B.to(DEVICE),
-        tokens_BW=view.tokens_BW.to(DEVICE),
+        tokens=Tokens(view.tokens_BW.to(DEVICE)),
         length_B=view.length_B.to(DEVICE),
         table_BS=view.table_BS.to(DEVICE),
         law=type(law)(*(_moved(getattr(law, name)) for name in law.__slots__)),
