@@ -21,7 +21,7 @@ from triton_device import DEVICE, MARKS
 
 from furcate.config import DraftOptions
 from furcate.drafters.around import around_head
-from furcate.drafters.base import View
+from furcate.drafters.base import Tokens, View
 from furcate.drafters.draft_cache import Room
 from furcate.engine.target import chain as target_chain
 from furcate.heads.eagle import Eagle1, Eagle3
@@ -149,7 +149,7 @@ def on_device(view: View) -> View:
         return replace(what, **tensors)
 
     law = replace(moved(view.law), choice_B=view.length_B.to(DEVICE) * 0)
-    return replace(moved(view), law=law)
+    return replace(moved(view), tokens=Tokens(view.tokens_BW.to(DEVICE)), law=law)
 
 
 @pytest.mark.parametrize("kind", KINDS)

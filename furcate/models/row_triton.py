@@ -8,6 +8,8 @@ program: N rows of the weight, K inputs of a step.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -16,13 +18,28 @@ from torch import Tensor
 from furcate.models.linear import Matrix
 from furcate.models.norm import RmsNorm
 
-__all__ = ["row_product"]
+__all__ = ["Hold", "fitting_hold", "row_product"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LONGEST = 2048  # inputs of a step: with four rows of the weight, what registers hold
-# Measured on an H200: four rows of the weight a program, two where that leaves processors idle.
-_ROWS, _FEW_ROWS = 4, 2
-_FEW_OUTPUTS = 800
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What a program holds at a time; inputs beyond that take further steps."""
+
+    outputs: int
+    inputs: int
+    warps: int
+
+
+def fitting_hold(outputs: int, inputs: int) -> Hold:
+    """Measured on an H200 in bf16: four rows of the weight, fewer where that leaves processors
+    idle, and more of the short rows of a vocabulary."""
+    step = min(_LONGEST, triton.next_power_of_2(inputs))
+    if outputs < 1000:
+        return Hold(2, step, 4 if step <= 1024 else 8)
+    return Hold(8 if step <= 1024 and outputs > 32768 else 4, step, 4)
 
 
 def row_product(
@@ -51,8 +68,8 @@ def row_product(
     if add is not None:
         assert add.shape == (1, width) and add.stride(1) == 1
     out_1O = x_1I.new_empty((1, width))
-    held = _FEW_ROWS if outputs < _FEW_OUTPUTS else _ROWS
-    _row[(triton.cdiv(outputs, held),)](
+    hold = fitting_hold(outputs, inputs)
+    _row[(triton.cdiv(outputs, hold.outputs),)](
         x_1I,
         None if norm is None else norm.weight,
         by.weight,
@@ -63,9 +80,9 @@ def row_product(
         I=inputs,
         O=outputs,
         GATED=gated,
-        N=held,
-        K=min(_LONGEST, triton.next_power_of_2(inputs)),
-        num_warps=4,
+        N=hold.outputs,
+        K=hold.inputs,
+        num_warps=hold.warps,
     )
     return out_1O
 
@@ -96,10 +113,14 @@ def _row(
 
     acc_NK = tl.zeros((N, K), tl.float32)
     square_K = tl.zeros((K,), tl.float32)
-    for start in range(0, I, K):
+    # unrolled, or no step's loads would be on their way before those of the one ahead are there
+    for start in tl.static_range(0, I, K):
         used_K = (start + k_K < I) | (I % K == 0)
         used_NK = used_N[:, None] & used_K[None, :]
-        weight_NK = tl.load(weight_at_NK + start, mask=used_NK, other=0.0)
+        # nobody reads a weight again in this pass
+        weight_NK = tl.load(
+            weight_at_NK + start, mask=used_NK, other=0.0, eviction_policy="evict_first"
+        )
         x_K = tl.load(x_ptr + start + k_K, mask=used_K, other=0.0).to(tl.float32)
         if norm_ptr is not None:
             square_K += x_K * x_K
