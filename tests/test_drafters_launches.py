@@ -43,7 +43,7 @@ KINDS = ("eagle3", "eagle3 with norms elsewhere", "mtp", "eagle1")
 TEXTS = [list(range(4, 23)), [9, 5], list(range(30, 37))]
 WIDTH = 2
 ROWS = 1 + WIDTH
-MOST = 0  # calls of a whole draft and of learning
+MOST = 0  # calls of a whole draft, of putting it in its place, and of learning
 
 
 @pytest.fixture(autouse=True)
@@ -71,10 +71,12 @@ def drafted(kind: str, depth: int, rounds: int, kernels: Kernels = TRITON) -> Dr
     proposals, launches = [], []
     with torch.no_grad():  # composite calls come apart, as they do on a GPU
         drafter.keep(replace(view, length_B=view.length_B * 0), chain(24), features)
+        pool = empty_pool(drafter.pool)
         seen = features[:, :ROWS].contiguous()
         for _ in range(rounds):
             with Launches("models/rope.py") as proposing:
                 proposals.append(drafter.propose(view))
+                kernels.put(pool, view.slot_B, proposals[-1], ROWS)
             root_B = view.tokens_BW.gather(1, view.length_B[:, None])[:, 0]
             draft, verdict = judged(drafter, proposals[-1], root_B)
             with Launches("models/rope.py") as learning:
@@ -133,6 +135,12 @@ def judged(drafter: Any, proposal: Proposal, root_B: Tensor) -> tuple[Draft, Ver
     path_BD[2, 2:] = 2
     count_B = torch.arange(1, len(root_B) + 1, device=DEVICE)
     return draft, Verdict(path_BD, path_BD, count_B, count_B - 1)
+
+
+def empty_pool(nodes: int) -> Proposal:
+    """A state's, of as many slots as there are requests."""
+    tokens, parent, depth, tag = torch.zeros(4, len(TEXTS), nodes, device=DEVICE).long().unbind()
+    return Proposal(tokens, parent, depth, torch.zeros(len(TEXTS), nodes, device=DEVICE), tag)
 
 
 def chain(rows: int) -> Draft:
