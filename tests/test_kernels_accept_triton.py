@@ -46,7 +46,7 @@ def differing(one: Verdict, other: Verdict) -> list[str]:
 @pytest.mark.parametrize("rows", ROWS)
 def test_the_verdict_is_that_of_the_reference(rows: int) -> None:
     draft, choice_BR = cases(rows, rows, batch=24)
-    for depth in (6, 11):
+    for depth in (6, 11, 40):
         assert differing(run(draft, choice_BR, depth), accept(draft, choice_BR, depth)) == []
 
 

@@ -1,7 +1,7 @@
 """The longest path that the target's choices follow, in Triton: one warp a request, no walk.
 
-Twin of `accept`. Legend: B requests, R rows, D deepest level, L lanes: the rows padded to a power
-of two.
+Twin of `accept`. Legend: B requests, R rows, D deepest level, and in the kernel levels padded to a
+power of two; L lanes: the rows padded to a power of two.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def accept(draft: Draft, choice_BR: Tensor, depth: int, broken_BR: Tensor | None
         rows,
         depth,
         L=lanes,
-        D=triton.next_power_of_2(depth + 1),
+        D=max(32, triton.next_power_of_2(depth + 1)),
         num_warps=max(1, lanes // _ROWS_OF_A_WARP),
     )
     return Verdict(path_BD, emitted_BD, count_B, accepted_B)
@@ -71,15 +71,17 @@ def _accept(
     D: tl.constexpr,
 ):
     b = tl.program_id(0)
+    first = b * rows
     row_L = tl.arange(0, L)
-    at_L = b * rows + row_L
-    used_L = row_L < tl.load(live_ptr + b)  # a pad's token may equal a choice: index alone tells
-    token_L = tl.load(tokens_ptr + at_L, mask=used_L, other=0)
-    parent_L = tl.load(parent_ptr + at_L, mask=used_L, other=0)
-    level_L = tl.load(depth_ptr + at_L, mask=used_L, other=0).to(tl.int32)
-    end_L = tl.load(end_ptr + at_L, mask=used_L, other=0).to(tl.int32)
-    choice_L = tl.load(choice_ptr + at_L, mask=used_L, other=0)
-    wanted_L = tl.load(choice_ptr + b * rows + parent_L, mask=used_L, other=0)
+    at_L = first + tl.minimum(row_L, rows - 1)  # all lanes read; who is used, index alone tells
+    used_L = row_L < tl.load(live_ptr + b).to(tl.int32)
+    parent_L = tl.load(parent_ptr + at_L)
+    token_L = tl.load(tokens_ptr + at_L)
+    level_L = tl.load(depth_ptr + at_L).to(tl.int32)
+    end_L = tl.load(end_ptr + at_L).to(tl.int32)
+    if broken_ptr is not None:
+        broken_L = tl.load(broken_ptr + at_L) != 0
+    wanted_L = tl.load(choice_ptr + first + parent_L, mask=used_L, other=0)
 
     # in preorder a row lies below a miss exactly if some miss before it, or it, ends behind it
     missed_L = (token_L != wanted_L) & (row_L > 0)
@@ -90,22 +92,25 @@ def _accept(
     accepted = best // L
     last = L - 1 - best % L
 
+    # no store has a mask: lanes off the path repeat its end
     on_path_L = (row_L <= last) & (last < end_L)
-    out = b * (depth + 1)
-    tl.store(path_ptr + out + level_L, row_L.to(tl.int64), mask=on_path_L)
-    tl.store(emitted_ptr + out + level_L, choice_L, mask=on_path_L)
-    rest_D = tl.arange(0, D)
-    past_D = (rest_D > accepted) & (rest_D <= depth)
-    bonus = tl.sum(tl.where(row_L == last, choice_L, 0), 0)
-    tl.store(path_ptr + out + rest_D, last.to(tl.int64), mask=past_D)
-    tl.store(emitted_ptr + out + rest_D, bonus, mask=past_D)
-
+    from_L = tl.where(on_path_L, row_L, last)
+    chosen_L = tl.load(choice_ptr + first + from_L)
+    bonus = tl.load(choice_ptr + first + last)
     count = accepted + 1
     if broken_ptr is not None:
-        broken_L = tl.load(broken_ptr + at_L, mask=on_path_L, other=0) != 0
-        count = tl.min(tl.where(broken_L, level_L, count), 0)
-    tl.store(count_ptr + b, count.to(tl.int64))
-    tl.store(accepted_ptr + b, accepted.to(tl.int64))
+        count = tl.min(tl.where(on_path_L & broken_L, level_L, count), 0)
+    out = b * (depth + 1)
+    to_L = out + tl.where(on_path_L, level_L, accepted)
+    tl.store(path_ptr + to_L, from_L.to(tl.int64))
+    tl.store(emitted_ptr + to_L, chosen_L)
+    level_D = tl.arange(0, D)
+    rest_D = out + tl.minimum(tl.maximum(level_D, accepted), depth)
+    tl.store(path_ptr + rest_D, last.to(tl.int64))
+    tl.store(emitted_ptr + rest_D, bonus)
+    b_D = b + level_D * 0  # one word by all lanes: by one alone, the others would wait at a branch
+    tl.store(count_ptr + b_D, count.to(tl.int64))
+    tl.store(accepted_ptr + b_D, accepted.to(tl.int64))
 
 
 @triton.jit
