@@ -16,6 +16,7 @@ from torch import Tensor
 
 from furcate.errors import Unsupported
 from furcate.kernels import accept, entries, kv_move, select, tree_attention
+from furcate.kernels.arrival import Arrive
 from furcate.kernels.draft import Draft, Proposal, Verdict
 from furcate.kernels.draft_head import Children, Scale
 from furcate.kernels.draws import Draws
@@ -78,6 +79,7 @@ class Kernels:
     why: str | None = None  # these and not the device's own ones; None: they are its own
     entries: ReadEntries = entries.entries
     settle: Settle | None = None  # None: `verify.stops.settle`, which lies above
+    arrive: Arrive | None = None  # None: the decoder's own embeddings and angles
 
     def fitting(self, dtype: torch.dtype, head_dim: int | None = None) -> Kernels:
         """These, or the references with the reason, for a network that these are not made for.

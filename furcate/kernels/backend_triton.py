@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from furcate.kernels import (
     accept_triton,
+    arrival_triton,
     draft_head_triton,
     entries_triton,
     grow_triton,
@@ -38,6 +39,7 @@ TRITON = Kernels(
     tally=tally_triton.tally,
     entries=entries_triton.entries,
     settle=ledger_triton.settle,
+    arrive=arrival_triton.arrive,
 )
 
 INVARIANT = replace(TRITON, look=tree_attention_triton.look_invariant, batch_invariant=True)
