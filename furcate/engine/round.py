@@ -20,7 +20,7 @@ from furcate.engine.target import Scored, Span, Target
 from furcate.kernels.draft import Draft, Verdict
 from furcate.kernels.entries import Entries
 from furcate.kernels.ledger import Settle, Settled
-from furcate.kernels.select import gains, lone_roots
+from furcate.kernels.select import lone_roots
 from furcate.verify.coupled import verify
 from furcate.verify.law import Needs, Rows
 from furcate.verify.logprobs import processed_logprobs, raw_logprobs
@@ -95,8 +95,7 @@ class Round:
             return self._no_gains(batch)
         view = self.state.view(batch.slot_B, batch.columns, batch.needs)
         proposal = self.drafter.propose(view)
-        self.state.propose(batch.slot_B, proposal)
-        return gains(proposal, self.most_nodes)
+        return self.state.propose(batch.slot_B, proposal, self.most_nodes)
 
     def prefill(self, view: View, rows: Draft, span: Span) -> None:
         """Score a stretch of a prompt, for its keys and values alone; the drafter reads it too."""
@@ -107,8 +106,10 @@ class Round:
         """The tree to score: the most valuable nodes of what was proposed."""
         if batch.rows == 1:
             return found.alone or lone_roots(found.root_B)
-        proposal = self.state.proposed(batch.slot_B)
-        return self.kernels.select(proposal, found.root_B, batch.rows, batch.allowance_B)
+        proposal, allowance_B = self.state.proposal, batch.allowance_B
+        return self.kernels.select(
+            proposal, found.root_B, batch.rows, allowance_B, slot_B=batch.slot_B
+        )
 
     def _rows(self, view: View, draft: Draft, scored: Scored) -> Rows:
         depth = min(self.drafter.depth, draft.tokens_BR.shape[1] - 1)

@@ -140,26 +140,9 @@ class State:
             (view.slot_B[:, None], emitted_BD), kept_BD.to(counts_CV.dtype), accumulate=True
         )
 
-    def proposed(self, slot_B: Tensor) -> Proposal:
-        """What was proposed for these requests after their last round."""
-        p = self.proposal
-        return Proposal(
-            tokens_BP=p.tokens_BP[slot_B],
-            parent_BP=p.parent_BP[slot_B],
-            depth_BP=p.depth_BP[slot_B],
-            value_BP=p.value_BP[slot_B],
-            tag_BP=None if p.tag_BP is None else p.tag_BP[slot_B],
-        )
-
-    def propose(self, slot_B: Tensor, new: Proposal) -> None:
-        """Keep a proposal for the next round."""
-        p = self.proposal
-        p.tokens_BP[slot_B] = new.tokens_BP
-        p.parent_BP[slot_B] = new.parent_BP
-        p.depth_BP[slot_B] = new.depth_BP
-        p.value_BP[slot_B] = new.value_BP
-        if p.tag_BP is not None:
-            p.tag_BP[slot_B] = torch.zeros_like(new.tokens_BP) if new.tag_BP is None else new.tag_BP
+    def propose(self, slot_B: Tensor, new: Proposal, most: int) -> Tensor:
+        """Keep a proposal for the next round; the `gains` of its `most` best nodes."""
+        return self.kernels.keep(self.proposal, slot_B, new, most)
 
     def _law(self, of: Entries, needs: Needs) -> Law:
         floats = dict(zip(FLOATS, of.floats_FB.unbind(0), strict=True))

@@ -10,6 +10,7 @@ from furcate.kernels import (
     draft_head_triton,
     entries_triton,
     grow_triton,
+    keep_triton,
     kv_move_triton,
     kv_write_triton,
     lawful_triton,
@@ -40,6 +41,7 @@ TRITON = Kernels(
     entries=entries_triton.entries,
     settle=ledger_triton.settle,
     arrive=arrival_triton.arrive,
+    keep=keep_triton.keep,
 )
 
 INVARIANT = replace(TRITON, look=tree_attention_triton.look_invariant, batch_invariant=True)
