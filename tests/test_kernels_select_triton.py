@@ -32,6 +32,21 @@ def run(proposal: Proposal, rows: int, allowance: Sequence[int]) -> tuple[Draft,
     return here, select(proposal, root_B, rows, allowance_B)
 
 
+def test_the_requests_rows_may_be_anywhere_in_a_proposal() -> None:
+    slots = [4, 0, 3]
+    proposal, root_B = random_pool(7, 21, batch=5), torch.tensor([50, 51, 52])
+    rows, allowance_B, slot_B = 9, torch.tensor([9, 1, 6]), torch.tensor(slots)
+    there = Proposal(*(_moved(getattr(proposal, f.name), DEVICE) for f in fields(Proposal)))
+    asked = (root_B.to(DEVICE), rows, allowance_B.to(DEVICE), slot_B.to(DEVICE))
+    draft = on_device(there, *asked)
+    here = Draft(*(_moved(getattr(draft, f.name), torch.device("cpu")) for f in fields(Draft)))
+    chosen = Proposal(
+        *(None if (x := getattr(proposal, f.name)) is None else x[slots] for f in fields(Proposal))
+    )
+    assert differing(here, select(proposal, root_B, rows, allowance_B, slot_B)) == []
+    assert differing(here, select(chosen, root_B, rows, allowance_B)) == []
+
+
 def _moved(x: Tensor | None, device: torch.device) -> Tensor | None:
     return None if x is None else x.to(device)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from furcate.drafters.base import Drafter, View
 from furcate.engine.emitted import Emitted
 from furcate.engine.state import State
-from furcate.engine.target import Span, Target
+from furcate.engine.target import Scored, Span, Target
 from furcate.kernels.draft import Draft, Verdict
 from furcate.kernels.entries import Entries
 from furcate.kernels.ledger import Settle, Settled
@@ -70,7 +70,9 @@ class Round:
         view = self.state.seen(found, batch.columns, batch.needs)
         draft = self._draft(found, batch)
         scored = self.target.score(view, draft, Span(batch.columns - 1, batch.run))
-        verified = verify(scored.logits_BRV, view.law, self._rows(view, draft), self.kernels)
+        verified = verify(
+            scored.logits_BRV, view.law, self._rows(view, draft, scored), self.kernels
+        )
         settled = self._settle(found, draft, verified.verdict, batch)
         cut = replace(verified.verdict, count_B=settled.count_B)
         self.state.count(view, cut)
@@ -104,12 +106,14 @@ class Round:
         """The tree to score: the most valuable nodes of what was proposed."""
         if batch.rows == 1:
             return found.alone or lone_roots(found.root_B)
-        proposal = self.state.proposed(batch.slot_B)
-        return self.kernels.select(proposal, found.root_B, batch.rows, batch.allowance_B)
+        proposal, allowance_B = self.state.proposal, batch.allowance_B
+        return self.kernels.select(
+            proposal, found.root_B, batch.rows, allowance_B, slot_B=batch.slot_B
+        )
 
-    def _rows(self, view: View, draft: Draft) -> Rows:
+    def _rows(self, view: View, draft: Draft, scored: Scored) -> Rows:
         depth = min(self.drafter.depth, draft.tokens_BR.shape[1] - 1)
-        return Rows(draft, view.length_B, depth)
+        return Rows(draft, view.length_B, depth, next_BR=scored.next_BR)
 
     def _settle(self, found: Entries, draft: Draft, verdict: Verdict, batch: Batch) -> Settled:
         """Commit tokens and lengths; a round that proposes nothing withdraws what was proposed."""

@@ -140,17 +140,6 @@ class State:
             (view.slot_B[:, None], emitted_BD), kept_BD.to(counts_CV.dtype), accumulate=True
         )
 
-    def proposed(self, slot_B: Tensor) -> Proposal:
-        """What was proposed for these requests after their last round."""
-        p = self.proposal
-        return Proposal(
-            tokens_BP=p.tokens_BP[slot_B],
-            parent_BP=p.parent_BP[slot_B],
-            depth_BP=p.depth_BP[slot_B],
-            value_BP=p.value_BP[slot_B],
-            tag_BP=None if p.tag_BP is None else p.tag_BP[slot_B],
-        )
-
     def _law(self, of: Entries, needs: Needs) -> Law:
         floats = dict(zip(FLOATS, of.floats_FB.unbind(0), strict=True))
         ints = dict(zip(INTS, of.ints_IB.unbind(0), strict=True))

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from furcate.drafters.base import View
+from furcate.kernels.arrival import Words
 from furcate.kernels.draft import Draft
 from furcate.kernels.tree_attention import Places, Sight, behind
-from furcate.kv.cache import PagedCache
+from furcate.kv.cache import Attending, PagedCache
 from furcate.models.decoder import Decoder, States
+from furcate.models.rope import Turn
 
 __all__ = ["Scored", "Span", "Target", "chain"]
 
@@ -26,6 +28,7 @@ class Scored:
     logits_BRV: Tensor
     slot_BR: Tensor  # where the rows' keys and values were written
     features_BRF: Tensor  # states that the drafter needs; F is 0 if it needs none
+    next_BR: Tensor | None = None  # int64, position of each row's choice; None: nobody has made it
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,31 +49,54 @@ class Target:
 
     def score(self, view: View, draft: Draft, span: Span) -> Scored:
         """One pass over all rows; row r of request b stands at position length[b] + depth."""
-        states, sight = self._pass(view, draft, span)
+        passed = self._pass(view, draft, span)
+        states = passed.states
         logits_TV = self.decoder.logits(states.last_TC)
         shape = draft.tokens_BR.shape
         return Scored(
             logits_TV.view(*shape, -1),
-            sight.write_T.view(shape),
+            passed.sight.write_T.view(shape),
             states.features_TF.view(*shape, states.features_TF.shape[1]),
+            passed.next_BR,
         )
 
     def prefill(self, view: View, draft: Draft, span: Span) -> Tensor:
         """Write the keys and values of a chain of prompt tokens; its features, [B, R, F]."""
-        features_TF = self._pass(view, draft, span)[0].features_TF
+        features_TF = self._pass(view, draft, span).states.features_TF
         return features_TF.view(*draft.tokens_BR.shape, features_TF.shape[1])
 
-    def _pass(self, view: View, draft: Draft, span: Span) -> tuple[States, Sight]:
+    def _pass(self, view: View, draft: Draft, span: Span) -> _Passed:
         places = Places(
             view.table_BS, view.length_B, self.cache.shape.page_size, span.columns, span.run
         )
+        arrive = self.cache.kernels.arrive
+        if arrive is None:
+            return self._pass_spelled_out(places, draft)
+        rope = self.decoder.rope
+        words = Words(self.decoder.embedding, rope.freq_F, rope.spec.attention_factor)
+        found = arrive(places, draft, words)
+        sight = Sight(places, found.slot_BR, draft.end_BR, draft.live_B)
+        by = Turn(found.cos_T1D, found.sin_T1D)
+        states = self.decoder.through(found.x_TC, by, self._attend(sight), self.layers)
+        return _Passed(states, sight, found.next_BR)
+
+    def _pass_spelled_out(self, places: Places, draft: Draft) -> _Passed:
         sight = behind(places, draft.end_BR, draft.live_B)
-        position_BR = view.length_B[:, None] + draft.depth_BR
-        attend = self.cache.attend(sight, self.decoder.spec.num_heads)
+        position_BR = places.length_B[:, None] + draft.depth_BR
         states = self.decoder.states(
-            draft.tokens_BR.flatten(), position_BR.flatten(), attend, self.layers
+            draft.tokens_BR.flatten(), position_BR.flatten(), self._attend(sight), self.layers
         )
-        return states, sight
+        return _Passed(states, sight)
+
+    def _attend(self, sight: Sight) -> Attending:
+        return self.cache.attend(sight, self.decoder.spec.num_heads)
+
+
+@dataclass(frozen=True, slots=True)
+class _Passed:
+    states: States
+    sight: Sight
+    next_BR: Tensor | None = None  # where it was made on the way
 
 
 def chain(tokens_BR: Tensor, live_B: Tensor) -> Draft:

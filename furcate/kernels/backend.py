@@ -16,8 +16,9 @@ from torch import Tensor
 
 from furcate.errors import Unsupported
 from furcate.kernels import accept, entries, kv_move, pools, select, states, tree_attention
+from furcate.kernels.arrival import Arrive
 from furcate.kernels.beside import Beside
-from furcate.kernels.draft import Draft, Proposal, Verdict
+from furcate.kernels.draft import Draft, Verdict
 from furcate.kernels.draft_head import Children, Scale
 from furcate.kernels.draws import Draws
 from furcate.kernels.entries import ReadEntries
@@ -27,6 +28,7 @@ from furcate.kernels.lawful import Limiter
 from furcate.kernels.ledger import Settle
 from furcate.kernels.ngram import Lookup
 from furcate.kernels.pools import Put
+from furcate.kernels.select import Select
 from furcate.kernels.states import Keep, TailOf
 from furcate.kernels.tree_attention import Keys, Sight
 
@@ -70,7 +72,7 @@ class Kernels:
     name: str
     look: Callable[[Sight, int, torch.dtype], Look]
     write: Callable[[Keys, Tensor, Tensor, Tensor], None]
-    select: Callable[[Proposal, Tensor, int, Tensor], Draft]
+    select: Select
     accept: Callable[[Draft, Tensor, int, Tensor], Verdict]
     move_path: Callable[[tuple[Tensor, Tensor], Tensor, Verdict], None]
     turn_write: TurnWrite | None = None  # None: keys are turned first, and then written
@@ -91,6 +93,7 @@ class Kernels:
     put: Put = pools.put
     entries: ReadEntries = entries.entries
     settle: Settle | None = None  # None: `verify.stops.settle`, which lies above
+    arrive: Arrive | None = None  # None: the decoder's own embeddings and angles
 
     def fitting(self, dtype: torch.dtype, head_dim: int | None = None) -> Kernels:
         """These, or the references with the reason, for a network that these are not made for.

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from furcate.kernels import (
     accept_triton,
+    arrival_triton,
     beside_triton,
     draft_head_triton,
     entries_triton,
@@ -52,6 +53,7 @@ TRITON = Kernels(
     tally_joint=joint_tally_triton.tally_joint,
     entries=entries_triton.entries,
     settle=ledger_triton.settle,
+    arrive=arrival_triton.arrive,
 )
 
 INVARIANT = replace(TRITON, look=tree_attention_triton.look_invariant, batch_invariant=True)

@@ -6,22 +6,45 @@ Legend: B requests, P pool nodes, N = R - 1 kept nodes, R rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from furcate.kernels.draft import Draft, Proposal
 
-__all__ = ["ancestors_of", "gains", "lone_roots", "ranks", "select"]
+__all__ = ["Select", "ancestors_of", "gains", "lone_roots", "ranks", "select"]
 
 
-def select(proposal: Proposal, root_B: Tensor, rows: int, allowance_B: Tensor) -> Draft:
+class Select(Protocol):
+    """The best nodes as a draft; see `select`."""
+
+    def __call__(
+        self,
+        proposal: Proposal,
+        root_B: Tensor,
+        rows: int,
+        allowance_B: Tensor,
+        slot_B: Tensor | None = None,
+    ) -> Draft: ...
+
+
+def select(
+    proposal: Proposal,
+    root_B: Tensor,
+    rows: int,
+    allowance_B: Tensor,
+    slot_B: Tensor | None = None,
+) -> Draft:
     """The top `rows - 1` nodes by value as a Draft; request b keeps at most `allowance[b]` rows.
 
     A child's value never exceeds its parent's, so the top N by (value, depth) is a connected tree
     and the best one for its size (OPT-Tree, arXiv:2406.17276, section 3). The torch reference: two
-    stable sorts, pointer doubling, prefix sums; fixed shapes, no host synchronisation.
+    stable sorts, pointer doubling, prefix sums; fixed shapes, no host synchronisation. With
+    `slot_B` row `slot[b]` of the proposal is request b's.
     """
+    if slot_B is not None:
+        proposal = _of_slots(proposal, slot_B)
     kept_BN, rank_BP = _most_valuable(proposal, rows - 1)
     value_BN = proposal.value_BP.gather(1, kept_BN)
     slot_N = torch.arange(1, kept_BN.shape[1] + 1, device=root_B.device)
@@ -93,6 +116,16 @@ class _Rows:
     depth: Tensor
     value: Tensor
     tag: Tensor | None
+
+
+def _of_slots(p: Proposal, slot_B: Tensor) -> Proposal:
+    return Proposal(
+        tokens_BP=p.tokens_BP[slot_B],
+        parent_BP=p.parent_BP[slot_B],
+        depth_BP=p.depth_BP[slot_B],
+        value_BP=p.value_BP[slot_B],
+        tag_BP=None if p.tag_BP is None else p.tag_BP[slot_B],
+    )
 
 
 def _most_valuable(proposal: Proposal, nodes: int) -> tuple[Tensor, Tensor]:

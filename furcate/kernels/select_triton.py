@@ -19,14 +19,20 @@ _MOST = 1 << 16  # pool nodes, and levels: what half a word of a sort key holds
 _NOBODY = tl.constexpr(-(2**63))
 
 
-def select(proposal: Proposal, root_B: Tensor, rows: int, allowance_B: Tensor) -> Draft:
+def select(
+    proposal: Proposal,
+    root_B: Tensor,
+    rows: int,
+    allowance_B: Tensor,
+    slot_B: Tensor | None = None,
+) -> Draft:
     """As `furcate.kernels.select.select`, in one launch; all tensors lie dense, P up to 65,536."""
-    batch, pool = proposal.value_BP.shape
+    batch, pool = len(root_B), proposal.value_BP.shape[1]
     assert pool <= _MOST and proposal.value_BP.dtype == torch.float32
     fields = (proposal.tokens_BP, proposal.parent_BP, proposal.depth_BP, proposal.value_BP)
     tag_BP = proposal.tag_BP
-    given = (*fields, root_B, allowance_B, *(() if tag_BP is None else (tag_BP,)))
-    assert all(x.is_contiguous() for x in given)
+    given = (*fields, root_B, allowance_B, tag_BP, slot_B)
+    assert all(x is None or x.is_contiguous() for x in given)
     tokens_BR, parent_BR, depth_BR, end_BR = (root_B.new_empty((batch, rows)) for _ in "tpde")
     value_BR = proposal.value_BP.new_empty((batch, rows))
     tag_BR = None if tag_BP is None else root_B.new_empty((batch, rows))
@@ -38,6 +44,7 @@ def select(proposal: Proposal, root_B: Tensor, rows: int, allowance_B: Tensor) -
         tag_BP,
         root_B,
         allowance_B,
+        slot_B,
         tokens_BR,
         parent_BR,
         depth_BR,
@@ -64,6 +71,7 @@ def _select(
     tag_ptr,
     root_ptr,
     allowance_ptr,
+    slot_ptr,
     out_tokens_ptr,
     out_parent_ptr,
     out_depth_ptr,
@@ -78,8 +86,11 @@ def _select(
     DOUBLINGS: tl.constexpr,
 ):
     b = tl.program_id(0)
+    first = b.to(tl.int64) * pool
+    if slot_ptr is not None:
+        first = tl.load(slot_ptr + b) * pool
     id_P = tl.arange(0, P)
-    at_P = b * pool + id_P
+    at_P = first + id_P
     value_P = tl.load(value_ptr + at_P, mask=id_P < pool, other=0.0)
     depth_P = tl.load(depth_ptr + at_P, mask=id_P < pool, other=0)
     key_P = tl.where(id_P < pool, _key(value_P, depth_P, id_P), _NOBODY)
@@ -87,13 +98,14 @@ def _select(
 
     lane_N = tl.arange(0, N)
     kept_N = (key_N != _NOBODY) & (lane_N < rows - 1)
-    from_N = b * pool + 0xFFFF - (key_N & 0xFFFF).to(tl.int32)
+    id_N = 0xFFFF - (key_N & 0xFFFF).to(tl.int32)
+    from_N = first + id_N
     value_N = tl.load(value_ptr + from_N, mask=kept_N, other=float("-inf"))
     alive_N = (value_N > float("-inf")) & (lane_N + 1 < tl.load(allowance_ptr + b))
     parent_N = tl.load(parent_ptr + from_N, mask=alive_N, other=-1).to(tl.int32)
     parent_N = tl.maximum(parent_N, -1)
 
-    up_N = tl.where(alive_N, _lane_of(parent_N, from_N - b * pool), -1)
+    up_N = tl.where(alive_N, _lane_of(parent_N, id_N), -1)
     size_N = _sizes(up_N, DOUBLINGS)
     elder_NN = (parent_N[:, None] == parent_N[None, :]) & (lane_N[:, None] < lane_N[None, :])
     # a node stands behind its parent and all that hangs on its elder siblings

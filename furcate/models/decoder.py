@@ -183,8 +183,11 @@ class Decoder(nn.Module):
         State k < num_layers is the stream that enters layer k, state num_layers the final one
         behind the norm.
         """
-        by = self.rope(positions_T)
-        stream = Stream(self.embed(tokens_T))
+        return self.through(self.embed(tokens_T), self.rope(positions_T), attend, layers)
+
+    def through(self, x_TC: Tensor, by: Turn, attend: Attend, layers: tuple[int, ...]) -> States:
+        """`states` from the embeddings and angles of the rows."""
+        stream = Stream(x_TC)
         kept: dict[int, Tensor] = {}
         for index, layer in enumerate(cast(list[Layer], list(self.layers))):
             if index in layers:

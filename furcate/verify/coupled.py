@@ -49,7 +49,9 @@ def _chosen(logits_BRV: Tensor, law: Law, rows: Rows, kernels: Kernels) -> tuple
         processed = process(logits_BRV, law, rows)
         return processed.lawful, choose(processed)
     limited = _limited(logits_BRV, law, rows, kernels.limit)
-    position_BR = rows.length_B[:, None] + rows.draft.depth_BR + 1
+    position_BR = rows.next_BR
+    if position_BR is None:
+        position_BR = rows.length_B[:, None] + rows.draft.depth_BR + 1
     broken_BR = torch.empty_like(position_BR, dtype=torch.bool)
     draws = Draws(law.temperature_B, law.seed_B, law.choice_B, position_BR.flatten())
     floor_T = None if limited.floor_BR is None else limited.floor_BR.view(-1)

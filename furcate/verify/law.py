@@ -77,6 +77,7 @@ class Rows:
     length_B: Tensor  # int64, absolute position of the root
     depth: int  # D, deepest level the draft can have
     noise_BDV: Tensor | None = None  # float32 [B, D + 1, V], where a drafter has drawn it already
+    next_BR: Tensor | None = None  # int64, position of each row's choice, where it is made already
 
 
 def plain_rows(token_B: Tensor, length_B: Tensor) -> Rows:
