@@ -102,14 +102,16 @@ class Setting:
     context: int
 
     def own(self, drafter: str) -> Engine:
-        """An engine of ours."""
+        """An engine of ours; "eagle3@5" drafts five levels."""
+        drafter, _, depth = drafter.partition("@")
+        drafts = DraftOptions(depth=int(depth)) if depth else DraftOptions()
         options = EngineOptions(
             max_batch=self.batch,
             max_context=self.context,
             kv_tokens=self.batch * self.context,
             reuse_prefix=False,
         )
-        built = build(self.decoder, self.tokenizer, drafter, options, DraftOptions())
+        built = build(self.decoder, self.tokenizer, drafter, options, drafts)
         return Engine(built)
 
 
@@ -226,11 +228,20 @@ def _peers(
     return found
 
 
+def _own(way: str) -> str:
+    """One of our own ways, with a depth or without one."""
+    name, at, depth = way.partition("@")
+    if name not in OWN_WAYS or (at and not (depth.isdecimal() and int(depth) > 0)):
+        known = ", ".join(OWN_WAYS)
+        raise argparse.ArgumentTypeError(f"{way!r}: known are {known}, and eagle3@5 and the like")
+    return way
+
+
 def main() -> None:
     """Print one JSON object."""
     parser = parser_of(__doc__)
     parser.add_argument("--target", default=OWN)
-    parser.add_argument("--ways", nargs="*", default=list(ASKED), choices=OWN_WAYS)
+    parser.add_argument("--ways", nargs="*", default=list(ASKED), type=_own, metavar="WAY[@DEPTH]")
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS)
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--tokens", type=int, default=128)
