@@ -1,7 +1,7 @@
 """Times whole rounds on a GPU: where a round's time goes, and milliseconds per token.
 
     python benchmarks/round_gpu.py --out round.json
-    python benchmarks/round_gpu.py --shapes llama-8b --batches 1 --drafters off eagle3 --nodes 63
+    python benchmarks/round_gpu.py --shapes llama-8b --batches 1 --drafters off eagle3@5 --nodes 63
 
 SmolLM2-135M with its own weights and heads, and a target of Llama-8B's sizes with random weights.
 Acceptance is forced: the last norm of every target is set to zero, so that all scores are equal and
@@ -9,7 +9,7 @@ the choice is token 0, whatever rounds how; and the tree's likeliest path is set
 decoding said before, as far as `--accept` levels, while the drafter does all its work. So figures
 are of speed alone, and each of them says that it was forced. Every request of a batch is the same,
 greedy. Rounds are driven without tokenizer, scheduler and text, which `furcate bench` measures too.
-Plain decoding and the tree take turns, twice each.
+Plain decoding and the tree take turns, twice each. "eagle3@5" drafts five levels.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from furcate.engine.build import Built
 from furcate.engine.report import backend_json
 from furcate.engine.round import Batch, Round
 from furcate.engine.target import Span
+from furcate.kernels.draft import Draft, Verdict
 from furcate.verify.coupled import verify
-from furcate.verify.stops import truncate
 
 SHOWN = 24  # kernels by name
 MOST_OVER = 1.15  # a kernel that is watched alone may take a little longer than in a recording
@@ -97,6 +97,7 @@ def against(target: Target, kind: str, plan: Plan, batch: int, graphs: bool) -> 
     beneath = kernels_in(forced.inner)
     figures = {
         "plain_ms_per_token": plain_ms,
+        "draft_levels": forced.inner.depth,
         **backend_json(built),
         "draft_kernels": None if beneath is None else beneath.name,
         "draft_kernels_why": None if beneath is None else beneath.why,
@@ -120,33 +121,33 @@ def waterfall(drive: Drive, rows: int, device: torch.device) -> dict[str, float]
     round_ = drive.round
     batch = drive.asked(rows).on(device)
     round_.state.finish_C[: drive.batch] = 1  # no room: lengths stay as they are
-    view = round_.state.view(batch.slot_B, batch.columns, batch.needs)
-    draft = round_._draft(view, batch)
+    found = round_.state.entries(batch.slot_B)
+    view = round_.state.seen(found, batch.columns, batch.needs)
+    draft = round_._draft(found, batch)
     scored = round_.target.score(view, draft, Span(batch.columns - 1))
-    law_rows = round_._rows(view, draft)
+    law_rows = round_._rows(view, draft, scored)
     verified = verify(scored.logits_BRV, view.law, law_rows, round_.kernels)
-    room_B = round_.state.room(view)
-    cut = truncate(verified.verdict, view.law, room_B)
     choice_BR = draft.tokens_BR.roll(-1, 1).contiguous()
     broken_BR = torch.zeros_like(choice_BR, dtype=torch.bool)
 
+    def settle(of: Draft, verdict: Verdict) -> None:
+        settled = round_._settle(found, of, verdict, batch)
+        if rows > 1:
+            round_.target.cache.move(scored.slot_BR, replace(verdict, count_B=settled.count_B))
+
     def commit() -> None:
-        round_._commit(view, scored.slot_BR, cut)
+        settle(draft, verified.verdict)
         round_.drafter.learn(view, draft, verified.verdict, scored.features_BRF)
 
     def bookkeeping() -> None:
-        made = round_._draft(view, batch)
-        verdict = round_.kernels.accept(made, choice_BR, law_rows.depth, broken_BR)
-        shorter = truncate(verdict, view.law, room_B)
-        round_._commit(view, scored.slot_BR, shorter)
+        made = round_._draft(found, batch)
+        settle(made, round_.kernels.accept(made, choice_BR, law_rows.depth, broken_BR))
 
     stages = {
         "draft": lambda: round_.propose(batch),
-        "select": lambda: round_._draft(view, batch),
+        "select": lambda: round_._draft(found, batch),
         "verify": lambda: round_.target.score(view, draft, Span(batch.columns - 1)),
-        "accept": lambda: truncate(
-            verify(scored.logits_BRV, view.law, law_rows, round_.kernels).verdict, view.law, room_B
-        ),
+        "accept": lambda: verify(scored.logits_BRV, view.law, law_rows, round_.kernels),
         "commit": commit,
         "bookkeeping": bookkeeping,
         "plain pass": lambda: _plain_pass(round_, batch),
@@ -219,8 +220,9 @@ def by_name(
 def _plain_pass(round_: Round, batch: Batch) -> None:
     """The target over one row a request: what a tree of many rows is compared with."""
     one = replace(batch, rows=1)
-    view = round_.state.view(one.slot_B, one.columns, one.needs)
-    round_.target.score(view, round_._draft(view, one), Span(one.columns - 1))
+    found = round_.state.entries(one.slot_B)
+    view = round_.state.seen(found, one.columns, one.needs)
+    round_.target.score(view, round_._draft(found, one), Span(one.columns - 1))
 
 
 def _played(built: Built, plan: Plan, batch: int, rows: int) -> tuple[list[int], list[float]]:

@@ -22,7 +22,7 @@ from furcate.models.spec import DecoderSpec, RopeSpec
 from furcate.models.zoo import resolve
 from furcate.text.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["OWN", "PAGE", "SPECS", "Target", "fill", "target_of"]
+__all__ = ["OWN", "PAGE", "SPECS", "Target", "drafts_of", "fill", "target_of"]
 
 OWN = "smollm2-135m"
 PAGE = 16
@@ -76,8 +76,8 @@ class Target:
     tokenizer: Tokenizer
 
     def drafter(self, kind: str, context: int, batch: int) -> Drafter:
-        """By its name; a random EAGLE-3 head where the target has random weights."""
-        spec, how = self.decoder.spec, DraftOptions()
+        """By its way; a random EAGLE-3 head where the target has random weights."""
+        spec, (kind, how) = self.decoder.spec, drafts_of(kind)
         pages = batch * -(-context // PAGE)
         shape = CacheShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, pages, PAGE)
         kernels = kernels_of(self.decoder.device)
@@ -85,6 +85,12 @@ class Target:
         if kind != "eagle3" or self.name == OWN:
             return make_drafter(kind, setting)
         return around_head(_random_head(self.decoder), how, room_of(setting))
+
+
+def drafts_of(way: str) -> tuple[str, DraftOptions]:
+    """A drafter's name, and how it drafts: "eagle3@5" drafts five levels."""
+    name, _, depth = way.partition("@")
+    return name, DraftOptions(depth=int(depth)) if depth else DraftOptions()
 
 
 def target_of(name: str, device: torch.device) -> Target:

@@ -31,9 +31,9 @@ from pathlib import Path
 from typing import Any
 
 from gpu_report import Report, asked_of, begin, parser_of
-from targets import OWN
+from targets import OWN, drafts_of
 
-from furcate.config import DraftOptions, EngineOptions, SamplingParams
+from furcate.config import EngineOptions, SamplingParams
 from furcate.engine.build import build, dtype_of
 from furcate.engine.engine import Engine
 from furcate.engine.prompts import read_prompts
@@ -102,9 +102,8 @@ class Setting:
     context: int
 
     def own(self, drafter: str) -> Engine:
-        """An engine of ours; "eagle3@5" drafts five levels."""
-        drafter, _, depth = drafter.partition("@")
-        drafts = DraftOptions(depth=int(depth)) if depth else DraftOptions()
+        """An engine of ours."""
+        drafter, drafts = drafts_of(drafter)
         options = EngineOptions(
             max_batch=self.batch,
             max_context=self.context,
