@@ -33,7 +33,7 @@ from kernels_attention import Asked
 from kernels_bench import Bench
 from targets import OWN, SPECS
 
-from furcate.kernels.attention_cut import Tile, splits_for, tile_for
+from furcate.kernels.attention_cut import Tile, folds, splits_for, tile_for
 from furcate.kernels.backend_triton import TRITON
 from furcate.kernels.tree_attention import Sight, behind
 from furcate.kernels.tree_attention_triton import tree_attention
@@ -122,7 +122,7 @@ class Place:
 def _cuts(asked: Asked, rows: int, columns: int) -> Iterator[Cut]:
     spec, dtype = asked.spec, asked.bench.dtype
     packed = rows * asked.group
-    usual = tile_for(packed, spec.head_dim, dtype)
+    usual = tile_for(packed, spec.head_dim, dtype, columns)
 
     def cut(why: str, tile: Tile, share: float = 1.0) -> Cut:
         programs = spec.num_kv_heads * -(-packed // tile.rows)
@@ -140,7 +140,8 @@ def _cuts(asked: Asked, rows: int, columns: int) -> Iterator[Cut]:
     yield cut("a split a step of 128", replace(usual, columns=128, stages=2), 64.0)
     yield cut("stretches", replace(usual, in_turn=False))
     yield cut("masks turned", replace(usual, masked=not usual.masked))
-    yield cut("fold turned", replace(usual, folded=0 if usual.folded and packed <= 16 else 1 << 17))
+    folding = folds(packed, cut("usual", usual).splits, spec.head_dim, usual)
+    yield cut("fold turned", replace(usual, folded=0 if folding else 1 << 17))
     yield cut("8 warps" if usual.warps == 4 else "4 warps", replace(usual, warps=12 - usual.warps))
     if usual.rows == 128:
         yield cut("64 rows", replace(usual, rows=64, warps=4))

@@ -14,7 +14,6 @@ from torch import Tensor
 from triton_device import DEVICE, MARKS
 
 from furcate.kernels import attention_join_triton, tree_attention_triton
-from furcate.kernels.attention_cut import folds
 from furcate.kernels.tree_attention import (
     Keys,
     Places,
@@ -24,7 +23,7 @@ from furcate.kernels.tree_attention import (
     packed,
     tree_attention,
 )
-from furcate.kernels.tree_attention_triton import Tile, splits_for, tile_for
+from furcate.kernels.tree_attention_triton import Tile, tile_for
 from furcate.kernels.tree_attention_triton import tree_attention as on_device
 
 pytestmark = MARKS
@@ -144,8 +143,9 @@ def test_every_dtype_and_head_size_keeps_to_its_tolerance(size: int, dtype: torc
 @pytest.mark.parametrize("rows", [65, 90])
 def test_rows_that_need_several_tiles_of_128_are_those_of_the_reference(rows: int) -> None:
     case = random_pass(layout(rows, [70, 9], rows, 16), rows, dtype=torch.float16)
-    assert tile_for(2 * rows, 16, torch.float16).rows == 128
-    assert case.worst(case.run()) <= TOLERANCE[torch.float16]
+    tile = tile_for(2 * rows, 16, torch.float16, 1 << 14)
+    assert tile.rows == 128
+    assert case.worst(case.run(tile=tile)) <= TOLERANCE[torch.float16]
 
 
 @pytest.mark.parametrize("splits", [2, 3, 8])
@@ -202,14 +202,6 @@ def test_the_last_to_arrive_joins_and_leaves_its_tickets_as_they_were(
         out_THD = on_device(q_THD, pool, sight, splits=4, tile=Tile(16, 16))
         assert (out_THD - apart).abs().max() <= TOLERANCE[torch.float32]
         assert not counts.any()
-
-
-def test_what_is_folded_is_little() -> None:
-    tile = Tile(64, 64)
-    assert folds(4, 33, 128, tile) and folds(30, 4, 64, tile)
-    assert not folds(64, 16, 128, tile), "many rows of many splits"
-    assert not folds(4, 1, 128, tile) and not folds(65, 2, 16, tile)
-    assert not folds(4, 2, 16, replace(tile, folded=0))
 
 
 def test_tickets_belong_to_a_pool_and_do_not_grow() -> None:
@@ -281,7 +273,7 @@ def test_a_chain_of_any_length_gives_its_first_rows_bit_for_bit() -> None:
     """Prefix and tree share their tiles, so a row does not depend on how many rows follow it."""
     where = layout(0, [50], 40, 16, full=True)
     whole = random_pass(replace(where, draft=as_chain(where.draft, torch.tensor([40]))))
-    tile = tile_for(40 * 2, 16, torch.float32)
+    tile = tile_for(40 * 2, 16, torch.float32, 90)
     out_BRHD = whole.run(tile=tile)
     for live in (1, 14, 15, 39):
         cut = replace(
@@ -343,17 +335,6 @@ def test_a_level_of_a_draft_sees_what_it_is_told(
         case.q_THD.double(), known, packed(lay_out(sight(CPU), torch.float64), 2)
     )
     assert (out_THD - other).abs().max() > 1e-3, "and the comparison can fail"
-
-
-def test_splits_fill_the_device_and_no_more() -> None:
-    four, eight = Tile(16, 64), Tile(128, 64, warps=8)
-    assert (splits_for(16, 8192, four), splits_for(16, 8192, eight)) == (16, 8)
-    assert splits_for(3, 8192, four) == 64
-    assert splits_for(24, 8192, four) == 11
-    assert splits_for(300, 1 << 20, four) == 1
-    assert splits_for(1, 128, four) == 1
-    assert splits_for(1, 129, four) == 2
-    assert splits_for(8, 2049, four) == 17, "of two steps each, and not 16 of up to three"
 
 
 def test_the_comparison_can_fail() -> None:

@@ -40,7 +40,7 @@ def look(sight: Sight, group: int, dtype: torch.dtype) -> Callable[[Tensor, Keys
 
     def attend(q_THD: Tensor, keys: Keys) -> Tensor:
         kv, size = keys.k_SKD.shape[1:]
-        tile = tile_for(sight.rows * group, size, dtype)
+        tile = tile_for(sight.rows * group, size, dtype, sight.places.columns)
         tiles = triton.cdiv(sight.rows * group, tile.rows)
         programs = kv * tiles * len(sight.live_B)
         splits = splits_for(programs, sight.places.columns, tile)
@@ -84,7 +84,7 @@ def tree_attention(
             hidden from all rows, and one that sees nothing gets zeros.
         splits: programs that share the columns of a request; where there is little to join the
             last of them does it, else a second kernel.
-        tile: how the work is cut, by default `tile_for`.
+        tile: how the work is cut, by default `tile_for`, and `one_tile` with a chunk.
         chunk: columns of a split, a multiple of the tile's; there are as many splits as it takes.
             With it a row's result depends on the tile and the chunk, and on no other row.
     """
@@ -100,7 +100,11 @@ def tree_attention(
     assert places.table_BP.stride(1) == 1 or places.table_BP.shape[1] == 1
     assert sees is None or sees.is_contiguous()
     packed = rows * (heads // kv)
-    cut = tile or tile_for(packed, size, q_THD.dtype)
+    cut = tile or (
+        one_tile(size, q_THD.dtype)
+        if chunk
+        else tile_for(packed, size, q_THD.dtype, places.columns)
+    )
     width = places.columns if sees is None else places.columns + sees.shape[2]
     if chunk:
         assert chunk % cut.columns == 0
