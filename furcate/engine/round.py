@@ -17,14 +17,12 @@ from furcate.drafters.base import Drafter, View
 from furcate.engine.emitted import Emitted
 from furcate.engine.state import State
 from furcate.engine.target import Scored, Span, Target
-from furcate.kernels.draft import Draft, Verdict
+from furcate.kernels.draft import Draft
 from furcate.kernels.entries import Entries
-from furcate.kernels.ledger import Settle, Settled
 from furcate.kernels.select import lone_roots
 from furcate.verify.coupled import verify
 from furcate.verify.law import Needs, Rows
 from furcate.verify.logprobs import processed_logprobs, raw_logprobs
-from furcate.verify.stops import settle
 
 __all__ = ["Batch", "Emitted", "Round"]
 
@@ -58,7 +56,6 @@ class Round:
         self.drafter = drafter
         self.most_nodes = most_nodes
         self.kernels = target.cache.kernels
-        self._settler: Settle = self.kernels.settle or settle
 
     def play(self, batch: Batch, *, at_work: bool = False) -> Emitted:
         """Play one round; the state is committed and the next draft proposed.
@@ -73,9 +70,10 @@ class Round:
         verified = verify(
             scored.logits_BRV, view.law, self._rows(view, draft, scored), self.kernels
         )
-        settled = self._settle(found, draft, verified.verdict, batch)
+        settled = self.state.commit(
+            found, draft, verified.verdict, needs=batch.needs, withdraw=not batch.propose
+        )
         cut = replace(verified.verdict, count_B=settled.count_B)
-        self.state.count(view, cut)
         if batch.rows > 1:
             self.target.cache.move(scored.slot_BR, cut)
         self.drafter.learn(view, draft, verified.verdict, scored.features_BRF)
@@ -114,11 +112,6 @@ class Round:
     def _rows(self, view: View, draft: Draft, scored: Scored) -> Rows:
         depth = min(self.drafter.depth, draft.tokens_BR.shape[1] - 1)
         return Rows(draft, view.length_B, depth, next_BR=scored.next_BR)
-
-    def _settle(self, found: Entries, draft: Draft, verdict: Verdict, batch: Batch) -> Settled:
-        """Commit tokens and lengths; a round that proposes nothing withdraws what was proposed."""
-        value_CP = None if batch.propose else self.state.proposal.value_BP
-        return self._settler(self.state.book, found, draft, verdict, value_CP)
 
     def _no_gains(self, batch: Batch) -> Tensor:
         return torch.empty(len(batch.slot_B), 0, device=self.state.device)

@@ -15,9 +15,11 @@ from furcate.config import SamplingParams
 from furcate.drafters.base import Tokens, View
 from furcate.engine.request import Request
 from furcate.kernels.backend import TORCH, Kernels
-from furcate.kernels.draft import Proposal, Verdict
+from furcate.kernels.draft import Draft, Proposal, Verdict
 from furcate.kernels.entries import FLOATS, INTS, Book, Entries
+from furcate.kernels.ledger import Settled
 from furcate.verify.law import Law, Needs
+from furcate.verify.stops import settle
 
 __all__ = ["MAX_STOP_IDS", "State", "StateShape"]
 
@@ -129,15 +131,25 @@ class State:
             law=self._law(of, needs),
         )
 
-    def count(self, view: View, verdict: Verdict) -> None:
-        """Keep the counts of what a cut verdict emits, where some law asks for them."""
-        if not view.law.needs.penalties:
-            return
-        emitted_BD, counts_CV = verdict.emitted_BD, self._dense["counts"]
+    def commit(
+        self, found: Entries, draft: Draft, verdict: Verdict, *, needs: Needs, withdraw: bool
+    ) -> Settled:
+        """Append the emitted tokens, move the lengths, keep the counts; `withdraw` the proposals.
+
+        The verdict is uncut: the outcome says how much of it is kept.
+        """
+        value_CP = self.proposal.value_BP if withdraw else None
+        settled = (self.kernels.settle or settle)(self.book, found, draft, verdict, value_CP)
+        if needs.penalties:
+            self._count(found.slot_B, verdict.emitted_BD, settled.count_B)
+        return settled
+
+    def _count(self, slot_B: Tensor, emitted_BD: Tensor, count_B: Tensor) -> None:
+        counts_CV = self._dense["counts"]
         level_D = torch.arange(emitted_BD.shape[1], device=self.device)
-        kept_BD = level_D < verdict.count_B[:, None]
+        kept_BD = level_D < count_B[:, None]
         counts_CV.index_put_(
-            (view.slot_B[:, None], emitted_BD), kept_BD.to(counts_CV.dtype), accumulate=True
+            (slot_B[:, None], emitted_BD), kept_BD.to(counts_CV.dtype), accumulate=True
         )
 
     def _law(self, of: Entries, needs: Needs) -> Law:
