@@ -39,6 +39,7 @@ TESTS = (
     "tests/test_kernels_tally_triton.py",
     "tests/test_kernels_sample_triton.py",
     "tests/test_kernels_lawful_triton.py",
+    "tests/test_kernels_attention_turn_triton.py",
     "tests/test_kernels_tree_attention_triton.py",
     "tests/test_models_product_triton.py",
 )

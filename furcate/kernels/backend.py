@@ -32,7 +32,7 @@ from furcate.kernels.select import Select
 from furcate.kernels.states import Keep, TailOf
 from furcate.kernels.tree_attention import Keys, Sight
 
-__all__ = ["TORCH", "DraftHead", "Kernels", "Look", "TurnWrite", "kernels_of"]
+__all__ = ["TORCH", "DraftHead", "Kernels", "Look", "TurnLook", "TurnWrite", "kernels_of"]
 
 _LEAST_HEAD = 16  # of a matrix unit
 
@@ -59,6 +59,9 @@ Look = Callable[[Tensor, Keys], Tensor]
 TurnWrite = Callable[[Tensor, tuple[Tensor, Tensor], Keys, Tensor], Tensor]
 """(qkv_TAD, cosines and sines, keys, slot_T) -> q_THD: turns, writes, gives the turned queries."""
 
+TurnLook = Callable[[Tensor, tuple[Tensor, Tensor], Keys], Tensor]
+"""(qkv_TAD, cosines and sines, keys) -> out_THD: what `TurnWrite` and then `Look` do."""
+
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
@@ -76,6 +79,8 @@ class Kernels:
     accept: Callable[[Draft, Tensor, int, Tensor], Verdict]
     move_path: Callable[[tuple[Tensor, Tensor], Tensor, Verdict], None]
     turn_write: TurnWrite | None = None  # None: keys are turned first, and then written
+    # by sight, group and dtype; None, or what it gives is None: `turn_write` and then `look`
+    turn_look: Callable[[Sight, int, torch.dtype], TurnLook | None] | None = None
     sample: Sample | None = None
     limit: Limiter | None = None
     draft_head: DraftHead | None = None

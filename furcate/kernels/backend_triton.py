@@ -7,6 +7,7 @@ from dataclasses import replace
 from furcate.kernels import (
     accept_triton,
     arrival_triton,
+    attention_looks_triton,
     beside_triton,
     draft_head_triton,
     entries_triton,
@@ -23,7 +24,6 @@ from furcate.kernels import (
     select_triton,
     states_triton,
     tally_triton,
-    tree_attention_triton,
     turn_write_triton,
 )
 from furcate.kernels.backend import Kernels
@@ -32,12 +32,13 @@ __all__ = ["INVARIANT", "TRITON"]
 
 TRITON = Kernels(
     name="triton",
-    look=tree_attention_triton.look,
+    look=attention_looks_triton.look,
     write=kv_write_triton.write,
     select=select_triton.select,
     accept=accept_triton.accept,
     move_path=kv_move_triton.move_path,
     turn_write=turn_write_triton.turn_write,
+    turn_look=attention_looks_triton.turn_look,
     sample=sample_triton.sample,
     limit=lawful_triton.limit,
     draft_head=draft_head_triton.draft_head,
@@ -56,5 +57,7 @@ TRITON = Kernels(
     arrive=arrival_triton.arrive,
 )
 
-INVARIANT = replace(TRITON, look=tree_attention_triton.look_invariant, batch_invariant=True)
+INVARIANT = replace(
+    TRITON, look=attention_looks_triton.look_invariant, turn_look=None, batch_invariant=True
+)
 """All others here treat every row by itself as they are."""

@@ -8,14 +8,12 @@ the last split to arrive joins.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from furcate.kernels.attention_cut import Tile, folds, one_tile, splits_for, tile_for
+from furcate.kernels.attention_cut import Tile, folds, one_tile, tile_for
 from furcate.kernels.attention_join_triton import (
     Parts,
     Shares,
@@ -25,43 +23,14 @@ from furcate.kernels.attention_join_triton import (
     used_splits,
 )
 from furcate.kernels.attention_step_triton import fold, masked_scores, own_of, pages_of
+from furcate.kernels.attention_turn_triton import turned, write_own
 from furcate.kernels.tree_attention import Keys, Sight
 
-__all__ = ["Tile", "look", "look_invariant", "one_tile", "splits_for", "tile_for", "tree_attention"]
+__all__ = ["Tile", "tile_for", "tree_attention"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_CHUNK = 512  # columns of a split whose borders are fixed
 _UNROLLED = 1 << 13  # entries of parts that are read in one go
 _LOG2_E = 1.4426950408889634
-
-
-def look(sight: Sight, group: int, dtype: torch.dtype) -> Callable[[Tensor, Keys], Tensor]:
-    """As `furcate.kernels.tree_attention.look`."""
-
-    def attend(q_THD: Tensor, keys: Keys) -> Tensor:
-        kv, size = keys.k_SKD.shape[1:]
-        tile = tile_for(sight.rows * group, size, dtype, sight.places.columns)
-        tiles = triton.cdiv(sight.rows * group, tile.rows)
-        programs = kv * tiles * len(sight.live_B)
-        splits = splits_for(programs, sight.places.columns, tile)
-        return tree_attention(q_THD, keys, sight, splits=splits, tile=tile)
-
-    return attend
-
-
-def look_invariant(
-    sight: Sight, group: int, dtype: torch.dtype
-) -> Callable[[Tensor, Keys], Tensor]:
-    """As `look`; a row's result is the same bit for bit whatever other rows and requests there are.
-
-    So one row of a chain sees what it would see alone.
-    """
-
-    def attend(q_THD: Tensor, keys: Keys) -> Tensor:
-        tile = one_tile(keys.k_SKD.shape[2], dtype)
-        return tree_attention(q_THD, keys, sight, tile=tile, chunk=_CHUNK)
-
-    return attend
 
 
 def tree_attention(
@@ -72,6 +41,7 @@ def tree_attention(
     splits: int = 1,
     tile: Tile | None = None,
     chunk: int = 0,
+    angles: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Attention of every row over the columns it sees, [T, H, D].
 
@@ -87,8 +57,13 @@ def tree_attention(
         tile: how the work is cut, by default `tile_for`, and `one_tile` with a chunk.
         chunk: columns of a split, a multiple of the tile's; there are as many splits as it takes.
             With it a row's result depends on the tile and the chunk, and on no other row.
+        angles: as `turn_write` takes them; then `q_THD` is the whole projection of queries, keys
+            and values, nothing is turned or written yet, and the rows fit into one tile.
     """
-    (total, heads, size), kv = q_THD.shape, keys.k_SKD.shape[1]
+    kv = keys.k_SKD.shape[1]
+    if angles is not None:
+        q_THD = q_THD[:, : q_THD.shape[1] - 2 * kv]  # keys and values lie behind
+    total, heads, size = q_THD.shape
     batch, rows = len(sight.live_B), sight.rows
     places, sees = sight.places, sight.sees_BRN
     assert q_THD.dtype in _DTYPES and q_THD.dtype == keys.k_SKD.dtype == keys.v_SKD.dtype
@@ -110,6 +85,10 @@ def tree_attention(
         assert chunk % cut.columns == 0
         splits = triton.cdiv(width, chunk)
     tiles = triton.cdiv(packed, cut.rows)
+    cos_T1D, sin_T1D = angles or (None, None)
+    if cos_T1D is not None and sin_T1D is not None:
+        assert tiles == 1 and cut.in_turn and not chunk
+        assert cos_T1D.is_contiguous() and sin_T1D.is_contiguous()
     parts = Parts.of(q_THD, splits) if splits > 1 or chunk else None
     # with fixed borders never: rows that are many would not be joined by the same instructions
     folded = parts is not None and not chunk and folds(packed, splits, size, cut)
@@ -132,6 +111,8 @@ def tree_attention(
         sight.end_BN,
         sight.live_B,
         sees if sees is None else sees.view(torch.uint8),
+        cos_T1D,
+        sin_T1D,
         rows,
         sight.slot_BN.shape[1],
         places.table_BP.shape[1],
@@ -192,6 +173,8 @@ def _attend(
     end_ptr,
     live_ptr,
     sees_ptr,
+    cos_ptr,
+    sin_ptr,
     rows,
     wide,
     pages,
@@ -238,11 +221,13 @@ def _attend(
     d_D = tl.arange(0, D)
     row_M = (b * rows + r_M).to(tl.int64)
     head_M = kv * GROUP + m_M % GROUP
-    q_MD = tl.load(  # pads as well, so that no row waits for how many are live
-        q_ptr + row_M[:, None] * q_stride + head_M[:, None] * D + d_D,
-        mask=(r_M < rows)[:, None],
-        other=0.0,
-    )
+    # pads as well, so that no row waits for how many are live
+    q_at_M = row_M * q_stride + head_M * D
+    if cos_ptr is None:
+        at_MD = q_at_M[:, None] + tl.arange(0, D)
+        q_MD = tl.load(q_ptr + at_MD, mask=(r_M < rows)[:, None], other=0.0)
+    else:
+        q_MD = turned(q_ptr, cos_ptr, sin_ptr, q_at_M, row_M, r_M < rows, D)
     q_MD = tl.where((r_M < used_rows)[:, None], q_MD, 0.0)
     k_ptr += kv * D
     v_ptr += kv * D
@@ -271,6 +256,25 @@ def _attend(
         begin = (FIRST // N + split * share) * N
         stop = tl.minimum(stop, begin + share * N)
     stop = tl.where(tile * M // GROUP < used_rows, stop, 0)  # pads alone: nothing to look at
+
+    if cos_ptr is not None:
+        write_own(
+            q_ptr + (b * rows).to(tl.int64) * q_stride + (KV * GROUP + kv) * D,
+            cos_ptr + (b * rows).to(tl.int64) * D,
+            sin_ptr + (b * rows).to(tl.int64) * D,
+            k_ptr,
+            v_ptr,
+            slot_ptr + wide - rows,
+            q_stride,
+            used_rows,
+            length + wide - rows,
+            split,
+            splits,
+            KV,
+            D,
+            FIRST,
+            N,
+        )
 
     best_M = tl.full((M,), float("-inf"), tl.float32)
     sum_M = tl.zeros((M,), tl.float32)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from furcate.kernels.backend import TORCH, Kernels, Look, TurnWrite
+from furcate.kernels.backend import TORCH, Kernels, Look, TurnLook, TurnWrite
 from furcate.kernels.draft import Verdict
 from furcate.kernels.tree_attention import Keys, Sight
 
@@ -56,10 +56,12 @@ class PagedCache:
     def attend(self, sight: Sight, heads: int) -> Attending:
         """How a decoder of `heads` query heads attends in this pass: write the rows' keys, then
         look at all that each row sees."""
-        look = self.kernels.look(sight, heads // self.shape.kv_heads, self.k_LSKD.dtype)
-        if self.kernels.turn_write is None:
+        kernels, group = self.kernels, heads // self.shape.kv_heads
+        look = kernels.look(sight, group, self.k_LSKD.dtype)
+        if kernels.turn_write is None:
             return Attending(self, sight.write_T, look)
-        return Turned(self, sight.write_T, look, self.kernels.turn_write)
+        turn_look = kernels.turn_look and kernels.turn_look(sight, group, self.k_LSKD.dtype)
+        return Turned(self, sight.write_T, look, kernels.turn_write, turn_look)
 
     def layer(self, layer: int) -> Keys:
         """The pool of one layer."""
@@ -98,10 +100,13 @@ class Turned(Attending):
     """The same, and it turns queries and keys by itself if it is given the angles."""
 
     turn_write: TurnWrite
+    turn_look: TurnLook | None  # both in one launch
 
     def turning(self, layer: int, qkv_TAD: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
         """What the queries see, [T, H, D], from one projection of queries, keys and values."""
         keys = self.cache.layer(layer)
+        if self.turn_look is not None:
+            return self.turn_look(qkv_TAD, angles, keys)
         return self.look(self.turn_write(qkv_TAD, angles, keys, self.slot_T), keys)
 
 
