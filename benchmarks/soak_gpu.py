@@ -165,9 +165,10 @@ class AllowedToWait(CudaRecorder):
         wait = super().fetch(staged, device)
 
         def allowed() -> None:
+            before = torch.cuda.get_sync_debug_mode()
             torch.cuda.set_sync_debug_mode("default")
             wait()
-            torch.cuda.set_sync_debug_mode("error")
+            torch.cuda.set_sync_debug_mode(before)
 
         return allowed
 

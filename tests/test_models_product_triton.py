@@ -16,7 +16,15 @@ from furcate.models.blocks import TORCH, Stream
 from furcate.models.blocks_triton import Fused
 from furcate.models.linear import Linear
 from furcate.models.norm import RmsNorm
-from furcate.models.product_triton import Size, Tile, fitting_tile, one_tile, product, tiled
+from furcate.models.product_triton import (
+    Multiply,
+    Size,
+    Tile,
+    fitting_tile,
+    one_tile,
+    product,
+    tiled,
+)
 from furcate.models.row_triton import row_product
 
 pytestmark = MARKS
@@ -123,6 +131,23 @@ def test_a_row_takes_several_steps_and_several_outputs_a_program(
     wanted = case.to(torch.float64, torch.device("cpu")).results(TORCH)
     for name, found in case.results(Fused(row_product)).items():
         assert worst(found, wanted[name]) <= TOLERANCE[torch.float32], name
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_row_by_itself_multiplies_the_numbers_that_a_tile_multiplies(dtype: torch.dtype) -> None:
+    """A norm rounds alike in both, so that they differ by the order of their sums alone."""
+    case = random_case(1, 576, 40, dtype, bias=False)
+    row = product_in(case, row_product)
+    tile = product_in(case, tiled(fitting_tile))
+    assert worst(row.float(), tile.double().cpu()) <= 1e-5
+
+
+def product_in(case: Case, multiply: Multiply) -> Tensor:
+    """The normed product by a weight of few ones, whose sums hardly round."""
+    weight_OI = torch.zeros_like(case.by.weight)
+    weight_OI[:, :: case.x_TI.shape[1] // 4] = 1.0
+    by = linear_of(weight_OI, None, case.x_TI.dtype, DEVICE)
+    return multiply(case.x_TI, by, norm=case.norm)
 
 
 def test_more_rows_than_a_tile_has_take_more_tiles() -> None:

@@ -124,12 +124,14 @@ def _row(
         x_K = tl.load(x_ptr + start + k_K, mask=used_K, other=0.0).to(tl.float32)
         if norm_ptr is not None:
             square_K += x_K * x_K
-            x_K *= tl.load(norm_ptr + start + k_K, mask=used_K, other=0.0).to(tl.float32)
+            norm_K = tl.load(norm_ptr + start + k_K, mask=used_K, other=0.0).to(tl.float32)
+            # rounded as the product of many rows has to, so that both multiply the same numbers
+            x_K = (x_K * (norm_K * 0.0625)).to(x_ptr.dtype.element_ty).to(tl.float32)
         acc_NK += weight_NK.to(tl.float32) * x_K[None, :]
     acc_N = tl.sum(acc_NK, 1)
 
     if norm_ptr is not None:
-        acc_N = acc_N / tl.sqrt(tl.sum(square_K, 0) / I + eps)
+        acc_N = acc_N * (16.0 / tl.sqrt(tl.sum(square_K, 0) / I + eps))
     if bias_ptr is not None:
         acc_N += tl.load(bias_ptr + n_N, mask=used_N, other=0.0).to(tl.float32)
     if GATED:
