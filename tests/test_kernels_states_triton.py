@@ -67,6 +67,20 @@ def test_states_are_kept_where_torch_keeps_them(counts: list[int], size: int) ->
         assert heard[SCRATCH].abs().sum() == 0
 
 
+def test_a_request_without_pages_leaves_the_scratch_state_zero() -> None:
+    """The dummy has no page but the scratch page, and a verdict of at least one token."""
+    at = places([5, 0])
+    at = replace(at, table_BP=at.table_BP * torch.tensor([[1], [0]], device=DEVICE))
+    new_TC = torch.ones(4, 8, device=DEVICE)
+    states = []
+    for way in (keep, reference.keep):
+        state_SC = torch.zeros((2 * PAGES + 1) * PAGE, 8, device=DEVICE)
+        way(state_SC, at, torch.tensor([2, 2], device=DEVICE), new_TC)
+        states.append(state_SC)
+    assert torch.equal(*states)
+    assert states[0][SCRATCH].abs().sum() == 0 and states[0].sum() > 0
+
+
 def test_the_comparison_can_fail() -> None:
     tokens_BW = torch.arange(48, device=DEVICE).view(2, 24)
     at = places([7, 2])

@@ -1,7 +1,7 @@
 """The seam between a drafter and the round.
 
 Legend: B requests, C slots, W width of the token buffer, S pages of a table, R rows, P pool nodes,
-X tokens of a request, F features of the target.
+F features of the target.
 """
 
 from __future__ import annotations
@@ -35,12 +35,6 @@ class Tokens:
         """One behind the other, int64."""
         cut_CW = self._tokens_CW[:, : self.columns]
         return cut_CW if self._slot_B is None else cut_CW.index_select(0, self._slot_B)
-
-    def at(self, position_BX: Tensor) -> Tensor:
-        """Those at these positions, int64 [B, X]."""
-        if self._slot_B is None:
-            return self._tokens_CW.gather(1, position_BX)
-        return self._tokens_CW[self._slot_B[:, None], position_BX]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from torch.nn import functional
 from furcate.heads.output import Output, Shared
 from furcate.heads.recurrent import Fed, KvSizes, whole
 from furcate.heads.spec import EagleSpec
+from furcate.kernels.beside import MOST_PARTS
 from furcate.models.blocks import Stream
 from furcate.models.decoder import Attend, Attention, Layer, Mlp
 from furcate.models.linear import Linear
@@ -98,7 +99,9 @@ class Eagle3(_Eagle):
 
     def fuse(self, features: Tensor | Fed) -> Tensor:
         """States [T, C] from the target's features, layer after layer."""
-        if isinstance(features, Fed) and not (self.input_norm is not None and self.fc_norms):
+        count = len(self.fc_norms)
+        together = count <= MOST_PARTS and not (self.input_norm is not None and count)
+        if isinstance(features, Fed) and together:
             norms = [cast(RmsNorm, norm) for norm in self.fc_norms]
             if norms:
                 return self.blocks.linear(features.parts(norms), self.fc)

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["Beside", "Norm", "Part", "Rows", "beside"]
+__all__ = ["MOST_PARTS", "Beside", "Norm", "Part", "Rows", "beside"]
+
+MOST_PARTS = 4  # of one call
 
 
 class Norm(Protocol):

@@ -13,11 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from furcate.kernels.beside import Norm, Part, Rows
+from furcate.kernels.beside import MOST_PARTS, Norm, Part, Rows
 
 __all__ = ["beside"]
-
-_MOST = 4  # parts
 
 
 def beside(parts: Sequence[Part]) -> tuple[Tensor, Tensor]:
@@ -25,7 +23,7 @@ def beside(parts: Sequence[Part]) -> tuple[Tensor, Tensor]:
 
     A row's result does not depend on the rows beside it. Numbers lie dense.
     """
-    assert 1 <= len(parts) <= _MOST
+    assert 1 <= len(parts) <= MOST_PARTS
     first, last = parts[0][0], parts[-1][0]
     rows, width = first.number_BR.numel(), sum(part.x_SC.shape[1] for part, _ in parts)
     out_TI = first.x_SC.new_empty((rows, width))
@@ -35,7 +33,7 @@ def beside(parts: Sequence[Part]) -> tuple[Tensor, Tensor]:
         assert part.x_SC.dtype == out_TI.dtype and part.x_SC.stride(1) == 1
         assert part.number_BR.shape == first.number_BR.shape and part.number_BR.is_contiguous()
         given += _arguments(part, norm)
-    given += [None, None, None, 0.0, 0, 0, 0] * (_MOST - len(parts))
+    given += [None, None, None, 0.0, 0, 0, 0] * (MOST_PARTS - len(parts))
     block = triton.next_power_of_2(max(part.x_SC.shape[1] for part, _ in parts))
     _beside[(rows, len(parts))](
         *given,

@@ -25,6 +25,7 @@ from furcate.kernels.joint import (
     OWN_ROOM,
     UNLISTED,
     Pools,
+    joined,
 )
 
 __all__ = ["join"]
@@ -41,6 +42,7 @@ _UNLISTED = tl.constexpr(UNLISTED)
 _OWN_ROOM, _NETWORK_ROOM = tl.constexpr(OWN_ROOM), tl.constexpr(NETWORK_ROOM)
 _NEVER, _ENDLESS = tl.constexpr(float("-inf")), tl.constexpr(float("inf"))
 _NOWHERE = tl.constexpr(2**31 - 1)
+_MOST = 1 << 15  # chains times nodes of a level that one program compares
 
 
 def join(
@@ -48,17 +50,20 @@ def join(
 ) -> Proposal:
     """As `furcate.kernels.joint.Join`, in one launch; all tensors lie dense.
 
-    A node of a chain hangs on a node one level above it, and so does one of the network's.
+    A node of a chain hangs on a node one level above it, and so does one of the network's. Pools
+    that are too wide for one program go to torch.
     """
+    (batch, pool), nodes = first.tokens_BP.shape, second.tokens_BP.shape[1]
+    chains = nodes // pools.chain
+    lanes = max(2, triton.next_power_of_2(chains)), max(2, triton.next_power_of_2(max(pools.sizes)))
+    if lanes[0] * lanes[1] > _MOST:
+        return joined(first, second, pools, counts)
     read = [(x.tokens_BP, x.parent_BP, x.depth_BP, x.value_BP, x.tag_BP) for x in (first, second)]
     given = [*read[0], *read[1], pools.begin_L, *counts]
     assert all(x is not None and x.is_contiguous() for x in given)
-    (batch, pool), nodes = first.tokens_BP.shape, second.tokens_BP.shape[1]
     size = (batch, pool + nodes)
     tokens_BN, parent_BN, depth_BN, tag_BN = first.tokens_BP.new_empty((4, *size)).unbind()
     value_BN = torch.empty(size, dtype=torch.float32, device=first.value_BP.device)
-    chains = nodes // pools.chain
-    lanes = max(2, triton.next_power_of_2(chains)), max(2, triton.next_power_of_2(max(pools.sizes)))
     _join[(batch,)](
         *given,
         tokens_BN,

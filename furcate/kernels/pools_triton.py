@@ -10,17 +10,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from furcate.kernels import pools
 from furcate.kernels.draft import Proposal
 
 __all__ = ["put"]
 
-_MOST = 1 << 14  # nodes
+_MOST = 1 << 14  # nodes that one program sorts
 
 
 def put(pool: Proposal, slot_B: Tensor, new: Proposal, most: int) -> Tensor:
-    """As `furcate.kernels.pools.Put`; the pool lies dense."""
+    """As `furcate.kernels.pools.Put`; the pool lies dense. Wide ones are put by torch."""
     batch, nodes = new.value_BP.shape
-    assert new.value_BP.dtype == pool.value_BP.dtype == torch.float32 and nodes <= _MOST
+    if nodes > _MOST:
+        return pools.put(pool, slot_B, new, most)
+    assert new.value_BP.dtype == pool.value_BP.dtype == torch.float32
     assert slot_B.is_contiguous() and pool.tokens_BP.shape[1] == nodes
     read, written = [x if x is None else x.contiguous() for x in _fields(new)], _fields(pool)
     assert all(x is None or x.is_contiguous() for x in written)

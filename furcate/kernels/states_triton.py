@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from furcate.kernels import tree_attention
 from furcate.kernels.states import Tail
 from furcate.kernels.tree_attention import Places
 
@@ -75,6 +76,9 @@ def keep(state_SC: Tensor, places: Places, count_B: Tensor, state_TC: Tensor) ->
         K=block,
         num_warps=max(1, min(8, block // 256)),
     )
+
+
+_SCRATCH = tl.constexpr(tree_attention.SCRATCH)
 
 
 @triton.jit(do_not_specialize=["tokens_stride", "table_stride", "first", "each"])
@@ -153,4 +157,6 @@ def _keep(
         slot = tl.load(table_ptr + b * table_stride + at // PAGE) * PAGE + at % PAGE
         k_K = tl.program_id(1) * K + tl.arange(0, K)
         new_K = tl.load(new_ptr + t * new_stride + k_K, mask=k_K < size)
-        tl.store(state_ptr + slot * state_stride + k_K, new_K, mask=k_K < size)
+        # the scratch slot stays zero: it is the state ahead of a text's first token
+        used_K = (k_K < size) & (slot != _SCRATCH)
+        tl.store(state_ptr + slot * state_stride + k_K, new_K, mask=used_K)

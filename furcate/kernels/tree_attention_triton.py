@@ -48,8 +48,8 @@ def tree_attention(
     Args:
         q_THD: T = B * R rows, request after request; heads and their entries lie dense. float32
             is computed as IEEE float32, half precision with float32 sums.
-        keys: the layer's pool, K heads of the same dtype, with the rows' own keys written already;
-            slots lie dense. D is a power of two from 16 on.
+        keys: the layer's pool, K heads of the same dtype, with the rows' own keys written already
+            unless there are `angles`; slots lie dense. D is a power of two from 16 on.
         sight: what each row sees; its page size is a power of two. Columns below `first` are
             hidden from all rows, and one that sees nothing gets zeros.
         splits: programs that share the columns of a request; where there is little to join the
