@@ -24,6 +24,7 @@ from furcate.drafters.around import around_head
 from furcate.drafters.base import Tokens, View
 from furcate.drafters.draft_cache import Room
 from furcate.engine.target import chain as target_chain
+from furcate.heads import eagle
 from furcate.heads.eagle import Eagle1, Eagle3
 from furcate.heads.mtp import Mtp
 from furcate.heads.output import Shared
@@ -167,7 +168,19 @@ def test_a_further_level_calls_nothing_of_torchs_own_and_trees_are_torchs(kind: 
     assert shallow.proposing == deep.proposing and shallow.learning == deep.learning
     assert sum(deep.proposing.values()) + sum(deep.learning.values()) <= MOST
     assert sum(told.proposing.values()) > 50 + MOST, "torch's own are counted"
-    for one, other in zip(shallow.proposals, told.proposals, strict=True):
+    assert_same(shallow.proposals, told.proposals)
+
+
+def test_a_head_of_more_norms_than_a_kernel_takes_drafts_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = drafted("eagle3", 2, 2, TORCH)
+    monkeypatch.setattr(eagle, "MOST_PARTS", 2)
+    assert_same(drafted("eagle3", 2, 2).proposals, told.proposals)
+
+
+def assert_same(ones: list[Proposal], others: list[Proposal]) -> None:
+    for one, other in zip(ones, others, strict=True):
         for f in fields(Proposal):
             a, b = getattr(one, f.name), getattr(other, f.name)
             if f.name == "tag_BP":  # a weight in 65,535 steps
