@@ -16,24 +16,14 @@ from typing import Any
 
 import pytest
 import torch
+from benchmark_scripts import HOME, scripts_find_each_other  # noqa: F401 (a fixture)
 from tiny_engine import tiny_engine
 from triton_device import DEVICE, MARKS
 
-pytestmark = MARKS
+pytestmark = [*MARKS, pytest.mark.usefixtures("scripts_find_each_other")]
 
-HOME = Path(__file__).parent.parent / "benchmarks"
 CPU = torch.device("cpu")
 TOP = {"memory_gb_per_s": 1.0, "bf16_tflop_per_s": 1.0, "smallest_kernel_us": 1.0}
-
-
-@pytest.fixture(autouse=True)
-def _scripts_find_each_other(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(str(HOME))
-    yield
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(HOME)):
-            del sys.modules[name]
 
 
 def ran(monkeypatch: pytest.MonkeyPatch, script: str, *words: str) -> tuple[int, dict[str, Any]]:

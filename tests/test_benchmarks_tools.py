@@ -6,16 +6,15 @@ import json
 import os
 import runpy
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from benchmark_scripts import HOME, scripts_find_each_other  # noqa: F401 (a fixture)
 from triton_device import MARKS
 
-pytestmark = MARKS
+pytestmark = [*MARKS, pytest.mark.usefixtures("scripts_find_each_other")]
 
-HOME = Path(__file__).parent.parent / "benchmarks"
 CPU_ONLY = pytest.mark.skipif(torch.cuda.is_available(), reason="the real tools are for --broken")
 COUNTERS = (
     ("smsp__thread_inst_executed_pred_on_per_inst_executed.ratio", ""),
@@ -26,16 +25,6 @@ COUNTERS = (
 )
 KEPT = ["ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Context", "Stream"]
 KEPT += ["Block Size", "Grid Size", "Device", "CC"]
-
-
-@pytest.fixture(autouse=True)
-def _scripts_find_each_other(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(str(HOME))
-    yield
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(HOME)):
-            del sys.modules[name]
 
 
 def quoted(words: list[str]) -> str:

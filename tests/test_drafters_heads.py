@@ -17,11 +17,11 @@ from furcate.drafters.adversary import Adversary
 from furcate.drafters.base import View
 from furcate.drafters.plausible import PRIOR, log_weights
 from furcate.drafters.recurrent import RecurrentDrafter
-from furcate.drafters.trust import HIGHEST
 from furcate.engine.budget import Patience
 from furcate.engine.engine import Engine
 from furcate.engine.request import Request
 from furcate.kernels.draft import Proposal
+from furcate.kernels.grow import HIGHEST
 from furcate.verify.noise import gumbel_noise
 
 RANKS = [[0], [1], [0, 0], [0, 2], [1, 0], [0, 0, 0]]

@@ -15,9 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from furcate.config import DraftOptions
 from furcate.drafters.base import View
 from furcate.drafters.ngram import NgramDrafter
-from furcate.drafters.ngram_calibration import LENGTHS, MEASURED, PRIOR, Rates
+from furcate.drafters.ngram_calibration import PRIOR, Rates
 from furcate.kernels.draft import Verdict
-from furcate.kernels.ngram import match_lengths
+from furcate.kernels.ngram import LENGTHS, MEASURED, match_lengths, rates
 from furcate.kernels.select import gains, select
 
 DUMMY = 8
@@ -157,12 +157,12 @@ def test_a_common_word_earns_little_and_a_copied_passage_much() -> None:
 
 
 def test_a_match_promises_less_the_hotter_the_request_and_a_weak_one_loses_most() -> None:
-    rates = Rates(CPU)
-    cold_K, warm_K, hot_K = rates.rate(torch.tensor([0.0, 0.7, 1.2]))
+    table = Rates(CPU).table
+    cold_K, warm_K, hot_K = rates(torch.tensor([0.0, 0.7, 1.2]), table)
     assert torch.allclose(cold_K, torch.tensor(PRIOR).flatten())
     assert bool((hot_K < warm_K).all()) and bool((warm_K < cold_K).all())
     assert hot_K[3] < 0.6 * cold_K[3] and hot_K[-1] > 0.5 * cold_K[-1]
-    endless_K = rates.rate(torch.tensor([100.0]))[0]
+    endless_K = rates(torch.tensor([100.0]), table)[0]
     assert bool(endless_K.log().isfinite().all())
 
 

@@ -362,7 +362,7 @@ def test_a_verdict_is_a_tensor_program_of_fixed_shape(dtype: torch.dtype, top_k:
             faked(mode, x) for x in (law, rows, logits, torch.tensor([3, 4]))
         )
         verified = verify(logits, law, rows)
-        cut = truncate(verified.verdict, law, room)
+        cut = truncate(verified.verdict, law.stop_BS, room)
         for logprobs in (
             raw_logprobs(logits, cut.verdict, 5),
             processed_logprobs(verified.processed, law, cut.verdict, 5),

@@ -22,7 +22,7 @@ def cut_of(emitted: list[int], room: int, count: int | None = None) -> Cut:
         torch.tensor([count - 1]),
     )
     law = law_of(1, 30, stop_BS=torch.tensor([[EOS, STOP, -1]]))
-    return truncate(verdict, law, torch.tensor([room]))
+    return truncate(verdict, law.stop_BS, torch.tensor([room]))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_min_tokens_holds_inside_an_accepted_block(min_tokens: int) -> None:
     logits = torch.zeros(1, 5, 30)
     logits[..., EOS], logits[..., OTHER] = 2.0, 1.0
     law = law_of(1, 30, output_B=2, min_tokens_B=min_tokens, stop_BS=torch.tensor([[EOS]]))
-    cut = truncate(verify(logits, law, rows_of(draft)).verdict, law, torch.tensor([100]))
+    cut = truncate(verify(logits, law, rows_of(draft)).verdict, law.stop_BS, torch.tensor([100]))
     # two tokens are out; tokens stand before the stop until there are min_tokens of them
     assert int(cut.verdict.count_B) == max(min_tokens - 2, 0) + 1
     assert Finish(int(cut.finish_B)) is Finish.STOP

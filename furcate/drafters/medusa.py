@@ -12,7 +12,6 @@ from torch import Tensor
 from furcate.drafters.base import View
 from furcate.drafters.draft_cache import Room, places_of
 from furcate.drafters.expand import Manner
-from furcate.drafters.features import of_chain, of_path
 from furcate.drafters.footprint import SPELLED_OUT, Footprint, storages
 from furcate.drafters.vocabulary import Vocabulary
 from furcate.heads.medusa import Medusa
@@ -45,7 +44,8 @@ class MedusaDrafter:
         spec = heads.spec
         self.words = Vocabulary(heads.token_D, min(room.vocab, spec.vocab_size))
         dtype = next(heads.parameters()).dtype
-        self._grower = manner.grower(self.words, room.device, room.kernels.fitting(dtype))
+        self._kernels = room.kernels.fitting(dtype)
+        self._grower = manner.grower(self.words, room.device, self._kernels)
         self.plausible = self._grower.plausible
         self._room = room
         self.states = StatePool(room.slots, spec.hidden_size, dtype, room.device)
@@ -62,7 +62,7 @@ class MedusaDrafter:
 
     def keep(self, view: View, rows: Draft, features_BRF: Tensor) -> None:
         """Keep the target's states at a stretch of committed tokens."""
-        self.states.write(places_of(view, self._room), of_chain(view, rows), features_BRF)
+        self._keep(view, rows.live_B, features_BRF)
 
     def read(self, view: View, rows: Draft) -> None:
         """There are no keys to catch up with."""
@@ -88,8 +88,8 @@ class MedusaDrafter:
     def learn(self, view: View, draft: Draft, verdict: Verdict, features_BRF: Tensor) -> None:
         """Note how often nodes of each weight were accepted; keep the accepted path's states."""
         self.plausible.learn(view, draft, verdict, self._room.capacity)
-        position_BD, path_BDF = of_path(view, verdict, features_BRF)
-        self.states.write(places_of(view, self._room), position_BD, path_BDF)
+        path_BDF = verdict.path_BD[..., None].expand(-1, -1, features_BRF.shape[2])
+        self._keep(view, verdict.count_B, features_BRF.gather(1, path_BDF))
 
     def forget(self, slot: int) -> None:
         """States lie in pages, and pages are the engine's."""
@@ -97,6 +97,11 @@ class MedusaDrafter:
     def copy_page(self, source: int, target: int) -> None:
         """Follow the target's cache when it copies a shared page."""
         self.states.copy_page(source, target, self._room.page_size)
+
+    def _keep(self, view: View, count_B: Tensor, features_BXF: Tensor) -> None:
+        """The first `count` of each request, of positions from `view.length` on."""
+        places = places_of(view, self._room)
+        self._kernels.keep(self.states.state_SC, places, count_B, features_BXF.flatten(0, 1))
 
     def _heard(self, view: View) -> Tensor:
         """What each head makes of the state before the root, [K, B, C]."""

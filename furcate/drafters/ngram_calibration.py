@@ -10,9 +10,9 @@ from torch import Tensor
 
 from furcate.drafters.judge import Judged
 from furcate.kernels.grow import DECAY
-from furcate.kernels.ngram import LENGTHS, MEASURED, RateTable, rates
+from furcate.kernels.ngram import LENGTHS, RateTable
 
-__all__ = ["LENGTHS", "MEASURED", "PRIOR", "Rates"]
+__all__ = ["PRIOR", "Rates"]
 
 # Columns: see `LENGTHS`; rows: see `furcate.kernels.ngram`. Fitted on greedy answers of
 # SmolLM2-135M-Instruct to 16 prompts written for it (2,428 tokens), smoothed to grow with the
@@ -44,10 +44,6 @@ class Rates:
         self.tried_K = torch.zeros_like(prior_K)
         self.right_K = torch.zeros_like(prior_K)
         self.table = RateTable(prior_K, edges, self.tried_K, self.right_K)
-
-    def rate(self, temperature_B: Tensor) -> Tensor:
-        """Posterior mean of each cell's rate for requests of these temperatures: float32 [B, K]."""
-        return rates(temperature_B, self.table)
 
     def update(self, tag_BR: Tensor, judged: Judged) -> None:
         """Count one round; counts fade, so a rate that fell too low to draft comes back."""

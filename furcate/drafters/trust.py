@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from furcate.drafters.judge import Judged
-from furcate.kernels.grow import BINS, DECAY, HIGHEST, STEPS, bin_of, corrected, noted, ratios
+from furcate.kernels.grow import BINS, DECAY, STEPS, bin_of, corrected, noted
 
-__all__ = ["HIGHEST", "STEPS", "Trust"]
+__all__ = ["Trust"]
 
 
 class Trust:
@@ -28,10 +28,6 @@ class Trust:
     def tags(self, log_weight: Tensor) -> Tensor:
         """The weight as a whole number, to be noted in a proposal: int64, the same shape."""
         return noted(log_weight)
-
-    def ratio(self) -> Tensor:
-        """Factor on the weights of each bin, float32 [K]; 1 until something is learned."""
-        return ratios((self.expected_K, self.accepted_K))
 
     def corrected(self, log_weight: Tensor, tag: Tensor) -> Tensor:
         """log of the calibrated probability that a node is accepted, given that its parent is."""

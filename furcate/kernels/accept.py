@@ -41,7 +41,7 @@ def accept(draft: Draft, choice_BR: Tensor, depth: int, broken_BR: Tensor | None
 
 
 def accept_words(words_BRW: Tensor, draft: Draft, choice_BR: Tensor, depth: int) -> Verdict:
-    """`accept` as one warp per request does it: a ballot of the matches, one word test per node.
+    """`accept` by words of ancestors: a ballot of the matches, and one test of words per node.
 
     `words_BRW` are the `ancestor_words` of the draft.
     """

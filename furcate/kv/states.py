@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from furcate.kernels.tree_attention import SCRATCH, Places, slots_of
+from furcate.kernels.tree_attention import Places, slots_of
 from furcate.kv.cache import zeros
 
 __all__ = ["StatePool"]
@@ -28,12 +28,6 @@ class StatePool:
     def slot_bytes(self) -> int:
         """Bytes of one slot."""
         return self.state_SC.shape[1] * self.state_SC.itemsize
-
-    def write(self, places: Places, at_BX: Tensor, state_BXC: Tensor) -> None:
-        """Keep the states of these positions; position -1 is nobody's."""
-        slot_X = slots_of(places, at_BX).flatten()
-        self.state_SC.index_copy_(0, slot_X, state_BXC.flatten(0, 1))
-        self.state_SC[SCRATCH].zero_()  # a state that is not finite may have come there
 
     def read(self, places: Places, at_BX: Tensor) -> Tensor:
         """The states of these positions, [B, X, C]; zeros at position -1."""

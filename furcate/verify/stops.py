@@ -14,7 +14,6 @@ from torch import Tensor
 from furcate.kernels.draft import Draft, Verdict
 from furcate.kernels.entries import Book, Entries
 from furcate.kernels.ledger import Settled
-from furcate.verify.law import Law
 
 __all__ = ["Cut", "Finish", "settle", "truncate"]
 
@@ -35,7 +34,7 @@ class Cut:
     finish_B: Tensor  # int64, a Finish
 
 
-def truncate(verdict: Verdict, law: Law, room_B: Tensor) -> Cut:
+def truncate(verdict: Verdict, stop_BS: Tensor, room_B: Tensor) -> Cut:
     """Decide where the emitted tokens end.
 
     A stop id that still fits ends the request with STOP, the id included, also where it fills the
@@ -44,10 +43,21 @@ def truncate(verdict: Verdict, law: Law, room_B: Tensor) -> Cut:
 
     Args:
         verdict: of a round.
-        law: its `stop_BS` are the ids that end a request.
+        stop_BS: int64, ids that end a request.
         room_B: int64, tokens that may still be emitted, at least 0.
     """
-    return _cut(verdict, law.stop_BS, room_B)
+    is_stop_BD = (verdict.emitted_BD[:, :, None] == stop_BS[:, None, :]).any(-1)
+    step_D = torch.arange(1, is_stop_BD.shape[1] + 1, device=is_stop_BD.device)
+    count_B1 = torch.minimum(verdict.count_B, room_B)[:, None]
+    stops_BD = is_stop_BD & (step_D <= count_B1)
+    never = len(step_D) + 1
+    first_B = torch.where(stops_BD, step_D, never).amin(-1)
+    stopped_B, full_B = first_B < never, count_B1[:, 0] >= room_B
+    finish_B = torch.where(
+        stopped_B, int(Finish.STOP), torch.where(full_B, int(Finish.LENGTH), int(Finish.NOT))
+    )
+    count_B = torch.minimum(first_B, count_B1[:, 0])
+    return Cut(replace(verdict, count_B=count_B), finish_B)
 
 
 def settle(
@@ -57,7 +67,7 @@ def settle(
 
     See `furcate.kernels.ledger.Settle`. What is not kept goes to the book's last column.
     """
-    cut = _cut(verdict, found.stop_BS, found.room_B)
+    cut = truncate(verdict, found.stop_BS, found.room_B)
     _write(book, found, cut)
     if value_CP is not None:
         # not by assignment: a number put at indices is first copied from the host
@@ -84,18 +94,3 @@ def _write(book: Book, found: Entries, cut: Cut) -> None:
     book.tokens_CW[slot_B[:, None], place_BD] = emitted_BD
     book.length_C[slot_B] = found.length_B + count_B
     book.finish_C[slot_B] = torch.maximum(book.finish_C[slot_B], cut.finish_B)
-
-
-def _cut(verdict: Verdict, stop_BS: Tensor, room_B: Tensor) -> Cut:
-    is_stop_BD = (verdict.emitted_BD[:, :, None] == stop_BS[:, None, :]).any(-1)
-    step_D = torch.arange(1, is_stop_BD.shape[1] + 1, device=is_stop_BD.device)
-    count_B1 = torch.minimum(verdict.count_B, room_B)[:, None]
-    stops_BD = is_stop_BD & (step_D <= count_B1)
-    never = len(step_D) + 1
-    first_B = torch.where(stops_BD, step_D, never).amin(-1)
-    stopped_B, full_B = first_B < never, count_B1[:, 0] >= room_B
-    finish_B = torch.where(
-        stopped_B, int(Finish.STOP), torch.where(full_B, int(Finish.LENGTH), int(Finish.NOT))
-    )
-    count_B = torch.minimum(first_B, count_B1[:, 0])
-    return Cut(replace(verdict, count_B=count_B), finish_B)
