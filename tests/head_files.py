@@ -61,6 +61,7 @@ def target_spec(**changes: Any) -> DecoderSpec:
 
 
 @cache
+@torch.inference_mode(False)  # tests of training get the same one
 def decoder() -> Decoder:
     """A random target in float32; its numbers fit bfloat16, as those of most checkpoints do."""
     made = Decoder(target_spec(), torch.float32, torch.device("cpu"))

@@ -58,6 +58,7 @@ def tokenizer() -> Tokenizer:
 
 
 @cache
+@torch.inference_mode(False)  # tests of training get the same one
 def decoder(seed: int = 0) -> Decoder:
     """A random decoder in float64 over the tiny vocabulary."""
     return tiny_decoder(torch.float64, seed, VOCAB)

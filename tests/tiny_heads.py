@@ -35,6 +35,7 @@ SMALL_VOCAB = tuple(range(3, VOCAB, 2))  # every other token
 
 
 @cache
+@torch.inference_mode(False)  # tests of training get the same one
 def network(kind: str, small_vocab: bool = False, max_position: int = 512) -> Any:
     """A random head in float64; hardly any of its guesses is good."""
     target = decoder()
