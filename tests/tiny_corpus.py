@@ -21,6 +21,7 @@ ABOUT = About("tiny", "f" * 64, VOCAB, {"kind": "self", "seed": 0})
 
 
 @cache
+@torch.inference_mode(False)  # some tests learn from it, others only run it
 def target() -> Decoder:
     """The tiny float32 target."""
     return tiny_decoder()
