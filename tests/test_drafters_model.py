@@ -20,6 +20,7 @@ from furcate.drafters.recurrent import RecurrentDrafter
 from furcate.drafters.trust import Trust
 from furcate.engine.target import chain
 from furcate.kernels.draft import Verdict
+from furcate.kernels.grow import ratios
 from furcate.kernels.select import select
 from furcate.models.causal import causal_attend
 from furcate.verify.noise import gumbel_noise
@@ -218,7 +219,8 @@ def test_the_weights_are_corrected_by_what_was_accepted(accepted: int) -> None:
     verdict = Verdict(path, path, torch.tensor([accepted + 1]), torch.tensor([accepted]))
     for _ in range(5):
         drafter.learn(view, draft, verdict, no_features(draft))
-    factor = trust_of(drafter).ratio()
+    trust = trust_of(drafter)
+    factor = ratios((trust.expected_K, trust.accepted_K))
     assert factor.max() > 1 if accepted else factor.min() < 1
 
 

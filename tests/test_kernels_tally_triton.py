@@ -14,9 +14,10 @@ from torch import Tensor
 from triton_device import DEVICE, MARKS
 
 from furcate.drafters.judge import judge
-from furcate.drafters.trust import STEPS, Trust
+from furcate.drafters.trust import Trust
 from furcate.kernels.accept import accept
 from furcate.kernels.draft import Draft, Verdict
+from furcate.kernels.grow import STEPS
 from furcate.kernels.select import select
 from furcate.kernels.tally_triton import tally
 
