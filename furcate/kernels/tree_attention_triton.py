@@ -25,6 +25,7 @@ from furcate.kernels.attention_join_triton import (
 from furcate.kernels.attention_step_triton import fold, masked_scores, own_of, pages_of
 from furcate.kernels.attention_turn_triton import turned, write_own
 from furcate.kernels.tree_attention import Keys, Sight
+from furcate.pdl import LAUNCH, let_next_begin, wait_for_last
 
 __all__ = ["Tile", "tile_for", "tree_attention"]
 
@@ -140,6 +141,7 @@ def tree_attention(
         PRECISION="ieee" if q_THD.dtype == torch.float32 else None,
         num_warps=cut.warps,
         num_stages=cut.stages,
+        **LAUNCH,
     )
     if out_THD is not None:
         return out_THD
@@ -206,6 +208,8 @@ def _attend(
     What a step needs to know of its columns (their page, or their slot and end in the tree) is
     read one step ahead, so that keys and values alone wait in the pipeline's buffers.
     """
+    let_next_begin()
+    wait_for_last()
     kv = tl.program_id(0) % KV
     tile = tl.program_id(0) // KV
     split = tl.program_id(1)
