@@ -59,7 +59,7 @@ def tree_attention(
         chunk: columns of a split, a multiple of the tile's; there are as many splits as it takes.
             With it a row's result depends on the tile and the chunk, and on no other row.
         angles: as `turn_write` takes them; then `q_THD` is the whole projection of queries, keys
-            and values, nothing is turned or written yet, and the rows fit into one tile.
+            and values, and nothing is turned or written yet.
     """
     kv = keys.k_SKD.shape[1]
     if angles is not None:
@@ -88,7 +88,7 @@ def tree_attention(
     tiles = triton.cdiv(packed, cut.rows)
     cos_T1D, sin_T1D = angles or (None, None)
     if cos_T1D is not None and sin_T1D is not None:
-        assert tiles == 1 and cut.in_turn and not chunk
+        assert cut.in_turn and not chunk
         assert cos_T1D.is_contiguous() and sin_T1D.is_contiguous()
     parts = Parts.of(q_THD, splits) if splits > 1 or chunk else None
     # with fixed borders never: rows that are many would not be joined by the same instructions
