@@ -359,7 +359,7 @@ def _attend(
             best_M, sum_M, acc_MD = fold(best_M, sum_M, acc_MD, score_MN, v_ND, scale, PRECISION)
 
     none_M = sum_M == 0
-    acc_MD = acc_MD / tl.where(none_M, 1.0, sum_M)[:, None]
+    acc_MD = acc_MD * (1.0 / tl.where(none_M, 1.0, sum_M))[:, None]
     kept_M = r_M < rows
     at_M = row_M * (KV * GROUP) + head_M
     if part_ptr is None:
