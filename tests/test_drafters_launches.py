@@ -1,7 +1,6 @@
 """On a GPU's kernels drafting calls next to nothing of torch's own, and nothing more a level.
 
-A recorded round pays for every call about what a small kernel takes. Rotary angles are the
-model's matter and not counted here.
+A recorded round pays for every call about what a small kernel takes.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from torch_launches import Launches
 from triton_device import DEVICE, MARKS
 
 from furcate.config import DraftOptions
-from furcate.drafters.around import around_head
+from furcate.drafters.around import around_head, around_model
 from furcate.drafters.base import Tokens, View
 from furcate.drafters.draft_cache import Room
 from furcate.engine.target import chain as target_chain
@@ -40,8 +39,9 @@ from furcate.models.weights import places
 
 pytestmark = MARKS
 
-KINDS = ("eagle3", "eagle3 with norms elsewhere", "mtp", "eagle1")
+KINDS = ("eagle3", "eagle3 with norms elsewhere", "mtp", "eagle1", "model of few words")
 TEXTS = [list(range(4, 23)), [9, 5], list(range(30, 37))]
+FEW = 30  # words, of which some texts have others
 WIDTH = 2
 ROWS = 1 + WIDTH
 MOST = 0  # calls of a whole draft, of putting it in its place, and of learning
@@ -75,12 +75,12 @@ def drafted(kind: str, depth: int, rounds: int, kernels: Kernels = TRITON) -> Dr
         pool = empty_pool(drafter.pool)
         seen = features[:, :ROWS].contiguous()
         for _ in range(rounds):
-            with Launches("models/rope.py") as proposing:
+            with Launches() as proposing:
                 proposals.append(drafter.propose(view))
                 kernels.put(pool, view.slot_B, proposals[-1], ROWS)
             root_B = view.tokens_BW.gather(1, view.length_B[:, None])[:, 0]
             draft, verdict = judged(drafter, proposals[-1], root_B)
-            with Launches("models/rope.py") as learning:
+            with Launches() as learning:
                 drafter.learn(view, draft, verdict, seen)
             launches = [proposing.calls, learning.calls]
             view = replace(view, length_B=view.length_B + verdict.count_B)
@@ -88,13 +88,18 @@ def drafted(kind: str, depth: int, rounds: int, kernels: Kernels = TRITON) -> Dr
 
 
 def drafter_of(kind: str, depth: int, kernels: Kernels) -> Any:
-    spec = replace(tiny_decoder(vocab=VOCAB).spec, head_dim=16)
-    target = Decoder(spec, torch.float32, torch.device("cpu")).requires_grad_(False)
-    fill_randomly(places(target), 0)
-    target = target.to(DEVICE).on(PLAIN if kernels is TORCH else blocks_triton.TRITON)
     how = DraftOptions(depth=depth, topk=WIDTH, num_draft_tokens=ROWS, adaptive=False)
     room = Room(len(TEXTS), 32, PAGE, VOCAB, DEVICE, kernels)
-    return around_head(head_of(kind, target), how, room)
+    if kind == "model of few words":
+        return around_model(decoder_of(FEW, kernels), how, room)
+    return around_head(head_of(kind, decoder_of(VOCAB, kernels)), how, room)
+
+
+def decoder_of(words: int, kernels: Kernels) -> Decoder:
+    spec = replace(tiny_decoder(vocab=words).spec, head_dim=16)
+    made = Decoder(spec, torch.float32, torch.device("cpu")).requires_grad_(False)
+    fill_randomly(places(made), 0)
+    return made.to(DEVICE).on(PLAIN if kernels is TORCH else blocks_triton.TRITON)
 
 
 def head_of(kind: str, target: Decoder) -> Any:
