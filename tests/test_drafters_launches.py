@@ -41,6 +41,7 @@ pytestmark = MARKS
 
 KINDS = ("eagle3", "eagle3 with norms elsewhere", "mtp", "eagle1", "model of few words")
 TEXTS = [list(range(4, 23)), [9, 5], list(range(30, 37))]
+SHORTEST = [[9], [5, 8], [31]]
 FEW = 30  # words, of which some texts have others
 WIDTH = 2
 ROWS = 1 + WIDTH
@@ -62,16 +63,18 @@ class Drafted:
     learning: Counter[str]
 
 
-def drafted(kind: str, depth: int, rounds: int, kernels: Kernels = TRITON) -> Drafted:
+def drafted(
+    kind: str, depth: int, rounds: int, kernels: Kernels = TRITON, texts: list[list[int]] = TEXTS
+) -> Drafted:
     drafter = drafter_of(kind, depth, kernels)
     assert drafter.depth == depth
-    view = on_device(view_of(TEXTS, width=48, temperatures=[0.9, 0.0, 0.7]))
+    view = on_device(view_of(texts, width=48, temperatures=[0.9, 0.0, 0.7]))
     width = len(drafter.layers) * drafter.network.state_size
     rng = torch.Generator().manual_seed(3)
-    features = torch.randn(len(TEXTS), 24, width, generator=rng).to(DEVICE)
+    features = torch.randn(len(texts), 24, width, generator=rng).to(DEVICE)
     proposals, launches = [], []
     with torch.no_grad():  # composite calls come apart, as they do on a GPU
-        drafter.keep(replace(view, length_B=view.length_B * 0), chain(24), features)
+        drafter.keep(replace(view, length_B=view.length_B * 0), chain(24, texts), features)
         pool = empty_pool(drafter.pool)
         seen = features[:, :ROWS].contiguous()
         for _ in range(rounds):
@@ -149,10 +152,10 @@ def empty_pool(nodes: int) -> Proposal:
     return Proposal(tokens, parent, depth, torch.zeros(len(TEXTS), nodes, device=DEVICE), tag)
 
 
-def chain(rows: int) -> Draft:
+def chain(rows: int, texts: list[list[int]]) -> Draft:
     """A stretch of prompt as long as the target has scored, for all requests."""
-    tokens_BR = torch.zeros(len(TEXTS), rows, dtype=torch.int64, device=DEVICE)
-    live_B = torch.tensor([len(text) for text in TEXTS], device=DEVICE)
+    tokens_BR = torch.zeros(len(texts), rows, dtype=torch.int64, device=DEVICE)
+    live_B = torch.tensor([len(text) for text in texts], device=DEVICE)
     return target_chain(tokens_BR, live_B)
 
 
@@ -182,6 +185,12 @@ def test_a_head_of_more_norms_than_a_kernel_takes_drafts_the_same(
     told = drafted("eagle3", 2, 2, TORCH)
     monkeypatch.setattr(eagle, "MOST_PARTS", 2)
     assert_same(drafted("eagle3", 2, 2).proposals, told.proposals)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prompt_of_one_token_has_the_trees_that_it_has_in_torch(kind: str) -> None:
+    told, found = (drafted(kind, 3, 1, kernels, SHORTEST) for kernels in (TORCH, TRITON))
+    assert_same(found.proposals, told.proposals)
 
 
 def assert_same(ones: list[Proposal], others: list[Proposal]) -> None:
