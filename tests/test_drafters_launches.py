@@ -75,12 +75,12 @@ def drafted(
     proposals, launches = [], []
     with torch.no_grad():  # composite calls come apart, as they do on a GPU
         drafter.keep(replace(view, length_B=view.length_B * 0), chain(24, texts), features)
-        pool = empty_pool(drafter.pool)
+        pool, gain = empty_pool(drafter.pool), torch.empty(len(texts), ROWS, device=DEVICE)
         seen = features[:, :ROWS].contiguous()
         for _ in range(rounds):
             with Launches() as proposing:
                 proposals.append(drafter.propose(view))
-                kernels.put(pool, view.slot_B, proposals[-1], ROWS)
+                kernels.put(pool, view.slot_B, proposals[-1], gain)
             root_B = view.tokens_BW.gather(1, view.length_B[:, None])[:, 0]
             draft, verdict = judged(drafter, proposals[-1], root_B)
             with Launches() as learning:
