@@ -76,11 +76,11 @@ def test_a_plain_round_launches_nothing_of_torch_and_few_kernels(
 
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("propose", [False, True])
-def test_a_drafted_round_has_its_block_put_together_by_torch_and_nothing_else(
+def test_a_drafted_round_launches_nothing_of_torch_either(
     law: str, propose: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = counted("ngram", law, 7, monkeypatch, propose=propose)
-    assert found.torch == ({"cat": 1} if propose else {})
+    assert found.torch.total() == 0, found.torch
     # the drafted rows are selected, and the accepted ones moved; the next draft is looked up, kept
     more = 4 if propose else 2
     assert found.triton.total() - LAYERS * OF_A_LAYER <= AROUND + more, found.triton

@@ -32,10 +32,10 @@ def both(slots: list[int], nodes: int, most: int, *, tagged: bool = True) -> lis
     """Where the kernel differs from the reference."""
     new, slot_B = proposal(len(slots), nodes, seed=1, tagged=tagged), torch.tensor(slots)
     heard, told = proposal(6, nodes, seed=2), proposal(6, nodes, seed=2)
-    gain = put(heard, slot_B.to(DEVICE), new, most)
-    want = reference.put(told, slot_B.to(DEVICE), new, most)
+    gain, want = (torch.full((len(slots), most), torch.nan, device=DEVICE) for _ in "gw")
+    put(heard, slot_B.to(DEVICE), new, gain)
+    reference.put(told, slot_B.to(DEVICE), new, want)
     torch.testing.assert_close(gain, want, rtol=1e-6, atol=1e-7)
-    assert gain.shape == (len(slots), most)
     return differing(heard, told)
 
 
@@ -66,6 +66,7 @@ def test_a_pool_that_no_program_can_sort_is_put_by_torch() -> None:
 def test_the_comparison_can_fail() -> None:
     new, slot_B = proposal(2, 9, seed=1), torch.tensor([1, 2], device=DEVICE)
     heard, told = proposal(6, 9, seed=2), proposal(6, 9, seed=2)
-    put(heard, slot_B, new, 4)
-    reference.put(told, slot_B + 1, replace(new, tag_BP=None), 4)
+    gain = torch.empty(2, 4, device=DEVICE)
+    put(heard, slot_B, new, gain)
+    reference.put(told, slot_B + 1, replace(new, tag_BP=None), gain)
     assert set(differing(heard, told)) == {f.name for f in fields(Proposal)}

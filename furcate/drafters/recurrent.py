@@ -147,7 +147,8 @@ class RecurrentDrafter:
     def _score(self, state: Tensor | Fed, rows: Pass) -> Tensor:
         """Outputs [B, R, C] at these rows, fed with the states before them."""
         known_T = rows.tokens_BR.flatten()
-        if not self._reads_all:  # tokens that the target alone knows read as the network's last one
+        # tokens that the target alone knows read as the network's last one; `Fed` sees to that
+        if not self._reads_all and isinstance(state, Tensor):
             known_T = known_T.clamp_max(self.network.vocab - 1)
         out_TC = self.network(
             known_T,

@@ -15,14 +15,14 @@ from furcate.kernels.select import gains
 
 __all__ = ["Put", "put"]
 
-Put = Callable[[Proposal, Tensor, Proposal, int], Tensor]
-"""(pool by slot, slot_B, new, N) -> gains of `new`, float32 [B, N]; writes `new` into the pool.
+Put = Callable[[Proposal, Tensor, Proposal, Tensor], None]
+"""(pool by slot, slot_B, new, gain_BN): writes `new` into the pool, and its gains, float32.
 
 A proposal without tags gets 0 for each of them.
 """
 
 
-def put(pool: Proposal, slot_B: Tensor, new: Proposal, most: int) -> Tensor:
+def put(pool: Proposal, slot_B: Tensor, new: Proposal, gain_BN: Tensor) -> None:
     """`Put` in torch."""
     pool.tokens_BP[slot_B] = new.tokens_BP
     pool.parent_BP[slot_B] = new.parent_BP
@@ -30,4 +30,4 @@ def put(pool: Proposal, slot_B: Tensor, new: Proposal, most: int) -> Tensor:
     pool.value_BP[slot_B] = new.value_BP
     if pool.tag_BP is not None:
         pool.tag_BP[slot_B] = torch.zeros_like(new.tokens_BP) if new.tag_BP is None else new.tag_BP
-    return gains(new, most)
+    gain_BN.copy_(gains(new, gain_BN.shape[1]))

@@ -18,16 +18,16 @@ __all__ = ["put"]
 _MOST = 1 << 14  # nodes that one program sorts
 
 
-def put(pool: Proposal, slot_B: Tensor, new: Proposal, most: int) -> Tensor:
-    """As `furcate.kernels.pools.Put`; the pool lies dense. Wide ones are put by torch."""
-    batch, nodes = new.value_BP.shape
+def put(pool: Proposal, slot_B: Tensor, new: Proposal, gain_BN: Tensor) -> None:
+    """As `furcate.kernels.pools.Put`; pool and gains lie dense. Wide ones are put by torch."""
+    (batch, nodes), most = new.value_BP.shape, gain_BN.shape[1]
     if nodes > _MOST:
-        return pools.put(pool, slot_B, new, most)
-    assert new.value_BP.dtype == pool.value_BP.dtype == torch.float32
-    assert slot_B.is_contiguous() and pool.tokens_BP.shape[1] == nodes
+        pools.put(pool, slot_B, new, gain_BN)
+        return
+    assert new.value_BP.dtype == pool.value_BP.dtype == gain_BN.dtype == torch.float32
+    assert gain_BN.is_contiguous() and slot_B.is_contiguous() and pool.tokens_BP.shape[1] == nodes
     read, written = [x if x is None else x.contiguous() for x in _fields(new)], _fields(pool)
     assert all(x is None or x.is_contiguous() for x in written)
-    gain_BN = new.value_BP.new_empty((batch, most))
     lanes = triton.next_power_of_2(max(most, nodes, 2))
     _put[(batch,)](
         *read,
@@ -40,7 +40,6 @@ def put(pool: Proposal, slot_B: Tensor, new: Proposal, most: int) -> Tensor:
         N=max(2, triton.next_power_of_2(most)),
         num_warps=min(8, max(1, lanes // 64)),
     )
-    return gain_BN
 
 
 def _fields(proposal: Proposal) -> tuple[Tensor | None, ...]:
@@ -48,7 +47,7 @@ def _fields(proposal: Proposal) -> tuple[Tensor | None, ...]:
     return p.tokens_BP, p.parent_BP, p.depth_BP, p.value_BP, p.tag_BP
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["gain_ptr"])  # within a block it may lie anywhere
 def _put(
     tokens_ptr,
     parent_ptr,
