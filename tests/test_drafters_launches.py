@@ -76,7 +76,7 @@ def drafted(kind: str, depth: int, rounds: int, kernels: Kernels = TRITON) -> Dr
         seen = features[:, :ROWS].contiguous()
         for _ in range(rounds):
             with Launches("models/rope.py") as proposing:
-                proposals.append(drafter.propose(view))
+                proposals.append(drafter.propose(view, depth))
                 kernels.put(pool, view.slot_B, proposals[-1], ROWS)
             root_B = view.tokens_BW.gather(1, view.length_B[:, None])[:, 0]
             draft, verdict = judged(drafter, proposals[-1], root_B)

@@ -89,7 +89,7 @@ def test_a_rest_is_plain_decoding_and_loses_no_draft(monkeypatch: pytest.MonkeyP
     @torch.inference_mode()
     def noted(flight: Flight) -> None:
         emitted = flight.outcome()
-        played.append((flight.batch.rows, flight.batch.propose, emitted.told()[0].drafted))
+        played.append((flight.batch.rows, flight.batch.levels > 0, emitted.told()[0].drafted))
         read(replace(flight, outcome=lambda: emitted))
 
     monkeypatch.setattr(loop, "_read", noted)

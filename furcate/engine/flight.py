@@ -50,7 +50,7 @@ class Flights:
     @property
     def asked(self) -> bool:
         """Whether the last of them asks the drafter, which then knows all that is committed."""
-        return bool(self._queue) and self._queue[-1].batch.propose
+        return bool(self._queue) and self._queue[-1].batch.levels > 0
 
     def launched(self, flight: Flight) -> None:
         """One more."""

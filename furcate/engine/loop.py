@@ -160,6 +160,7 @@ class Loop:
             request.phase = Phase.DECODE
             self.scheduler.share_prompt(request)
             batch = self._lineup.of([request], 1, needs).on(state.device)
+            batch = replace(batch, levels=self.round.most_levels)
             request.gains = self.round.propose(batch)[0].tolist()
             self._news = True
         request.stats.prefill_seconds += time.perf_counter() - began
@@ -182,7 +183,7 @@ class Loop:
         for request in players:
             self.state.set_pages(request.slot, request.pages.numbers)
         batch = self._lineup.of(players, rows, needs, self.flights.unread)
-        batch = replace(batch, propose=self._asks(players, rows))
+        batch = replace(batch, levels=self._asks(players, rows) * self.round.most_levels)
         known, began = len(self.player.played.recorded), time.perf_counter()
         flight = Flight(players, batch, began, self.player.launch(batch))
         self.flights.launched(flight)
@@ -236,7 +237,7 @@ class Loop:
 
     def _reckon(self, batch: Batch, counts: Sequence[int], seconds: float) -> None:
         """What a round tells of costs, and of what drafting brings to those who are still there."""
-        needs, drafts, players = batch.needs, batch.propose, len(batch.slot_B)
+        needs, drafts, players = batch.needs, batch.levels > 0, len(batch.slot_B)
         self.budget.observe(needs, batch.rows * players, seconds, drafts=drafts)
         if drafts and not self.round.drafter.light:
             plain = self.budget.costs(needs).of(players, drafts=False)
@@ -338,7 +339,7 @@ class Loop:
         """Seconds of a round of `rows` rows in total."""
         self.flights.disturbed()
         batch = nobody(self.state, rows, self.budget.buckets[-1], needs)
-        return seconds_of(self.player, replace(batch, propose=drafts))
+        return seconds_of(self.player, replace(batch, levels=drafts * self.round.most_levels))
 
     def _on_device(self, numbers: list[int]) -> torch.Tensor:
         return torch.tensor(numbers, device=self.state.device)

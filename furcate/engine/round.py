@@ -37,7 +37,7 @@ class Batch:
     columns: int  # at least the longest request's tokens, its rows, and the next root
     needs: Needs
     run: int | None = None  # first slot of a lone request whose pages follow one another
-    propose: bool = True  # draft the next round
+    levels: int = 0  # of the next round's draft; 0: none is made
     raw_top: int | None = None  # likeliest tokens to report of the model's own law; None: nothing
     processed_top: int | None = None  # the same of the law as sampled
 
@@ -55,6 +55,7 @@ class Round:
         self.target = target
         self.drafter = drafter
         self.most_nodes = most_nodes
+        self.most_levels = drafter.depths[-1] if drafter.depths else 0
         self.kernels = target.cache.kernels
 
     def play(self, batch: Batch, *, at_work: bool = False) -> Emitted:
@@ -71,7 +72,7 @@ class Round:
             scored.logits_BRV, view.law, self._rows(view, draft, scored), self.kernels
         )
         settled = self.state.commit(
-            found, draft, verified.verdict, needs=batch.needs, withdraw=not batch.propose
+            found, draft, verified.verdict, needs=batch.needs, withdraw=not batch.levels
         )
         cut = replace(verified.verdict, count_B=settled.count_B)
         if batch.rows > 1:
@@ -80,7 +81,7 @@ class Round:
         raw, processed = batch.raw_top, batch.processed_top
         return Emitted(
             **{field.name: getattr(settled, field.name) for field in fields(settled)},
-            gain_BN=self.propose(batch) if batch.propose else self._no_gains(batch),
+            gain_BN=self.propose(batch),
             raw=None if raw is None else raw_logprobs(scored.logits_BRV, cut, raw),
             processed=None
             if processed is None
@@ -88,11 +89,14 @@ class Round:
         )
 
     def propose(self, batch: Batch) -> Tensor:
-        """Draft the next round; the values of its nodes, best first: float32 [B, N]."""
-        if self.drafter.depth == 0:
-            return self._no_gains(batch)
+        """Draft the next round; the values of its nodes, best first: float32 [B, N].
+
+        Where no level is asked for there are no nodes: N is 0.
+        """
+        if not batch.levels:
+            return torch.empty(len(batch.slot_B), 0, device=self.state.device)
         view = self.state.view(batch.slot_B, batch.columns, batch.needs)
-        proposal = self.drafter.propose(view)
+        proposal = self.drafter.propose(view, batch.levels)
         return self.kernels.put(self.state.proposal, batch.slot_B, proposal, self.most_nodes)
 
     def prefill(self, view: View, rows: Draft, span: Span) -> None:
@@ -112,6 +116,3 @@ class Round:
     def _rows(self, view: View, draft: Draft, scored: Scored) -> Rows:
         depth = min(self.drafter.depth, draft.tokens_BR.shape[1] - 1)
         return Rows(draft, view.length_B, depth, next_BR=scored.next_BR)
-
-    def _no_gains(self, batch: Batch) -> Tensor:
-        return torch.empty(len(batch.slot_B), 0, device=self.state.device)
