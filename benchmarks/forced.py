@@ -166,7 +166,7 @@ class Drive:
             rows=rows,
             columns=longest + 1 + rows,
             needs=Needs(),
-            levels=self.round.most_levels,
+            levels=max(self.round.drafter.depths, default=0),
         )
 
     def rewind(self) -> None:

@@ -81,7 +81,7 @@ def test_a_rest_is_plain_decoding_and_loses_no_draft(monkeypatch: pytest.MonkeyP
 
     engine, _ = ahead("model", draft={"adaptive": True}, max_batch=1)
     loop = engine._loop
-    monkeypatch.setattr(loop.budget, "_probe", lambda needs, rows, drafts=True: 1 + 0.001 * rows)
+    monkeypatch.setattr(loop.budget, "_probe", lambda needs, b, rows, levels: 1 + 0.001 * rows)
     monkeypatch.setattr(Returns, "positive", True)
     loop.patience = Moody(tries=1, again=1, first=4, longest=4)
     read = loop._read

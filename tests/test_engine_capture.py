@@ -138,7 +138,7 @@ def crossings(kind: str, asked: list[SamplingParams], rows: int) -> list[str]:
             rows=rows,
             columns=128,
             needs=needs_of(asked, VOCAB),
-            levels=round_.most_levels,
+            levels=max(round_.drafter.depths, default=0),
             raw_top=2,
             processed_top=2,
         )

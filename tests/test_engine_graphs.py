@@ -101,7 +101,7 @@ def _three_of_a_kind(engine: Any, slot: int) -> Batch:
         rows=16,
         columns=80,
         needs=Needs(),
-        levels=engine.built.round.most_levels,
+        levels=max(engine.built.round.drafter.depths, default=0),
     )
 
 
@@ -155,8 +155,8 @@ def test_warming_up_records_the_common_kinds_first() -> None:
     with engine:
         engine.warm_up(GREEDY)
         names = engine.built.player.played.recorded
-        assert [name.split()[0] for name in names] == ["1x1", "1x2", "1x4", "1x8", "1x16", "1x1"]
-        assert [name.endswith("draft=4") for name in names] == [True] * 5 + [False]
+        assert [name.split()[0] for name in names] == ["1x1", "1x1", "1x2", "1x4", "1x8", "1x16"]
+        assert [name.endswith("draft=4") for name in names] == [False] + [True] * 5
     engine, _ = recorded("off", max_batch=2)
     with engine:
         engine.warm_up(GREEDY)

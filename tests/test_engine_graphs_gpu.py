@@ -81,7 +81,7 @@ def test_a_round_never_waits_for_the_device(law: dict[str, Any]) -> None:
             rows=8,
             columns=128,
             needs=needs_of([params], VOCAB),
-            levels=one.built.round.most_levels,
+            levels=max(one.built.round.drafter.depths, default=0),
         ).on(GPU)
         undrafted = replace(batch, levels=0)
         one.built.round.play(batch)

@@ -49,7 +49,7 @@ def counted(drafter: str, law: str, rows: int, patch: Any, *, drafts: bool = Fal
             rows=rows,
             columns=32,
             needs=needs_of([params], VOCAB),
-            levels=drafts * round_.most_levels,
+            levels=drafts * max(round_.drafter.depths, default=0),
         )
         with launches() as found:
             packed(round_.play(batch))
@@ -60,7 +60,7 @@ def quiet(round_: Round) -> None:
     """What the drafter does is its own matter: it learns nothing, and has its proposal ready."""
     slot_B = torch.tensor([0])
     view = round_.state.view(slot_B, 32, needs_of([SamplingParams()], VOCAB))
-    ready = round_.drafter.propose(view, round_.most_levels)
+    ready = round_.drafter.propose(view, max(round_.drafter.depths, default=0))
     round_.drafter.learn = lambda *_: None  # type: ignore[method-assign]
     round_.drafter.propose = lambda *_: ready  # type: ignore[method-assign]
 

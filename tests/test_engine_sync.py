@@ -110,7 +110,7 @@ def batch_of(round_: Round, rows: int, **changes: Any) -> Batch:
         rows=rows,
         columns=24 + rows,
         needs=needs_of([EVERYTHING, GREEDY], VOCAB),
-        levels=round_.most_levels,
+        levels=max(round_.drafter.depths, default=0),
         raw_top=4,
         processed_top=3,
         **changes,

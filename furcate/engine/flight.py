@@ -27,6 +27,7 @@ class Flight:
     batch: Batch
     began: float  # when it was launched, by `time.perf_counter`
     outcome: Outcome
+    levels: list[int] = field(default_factory=list)  # of the drafts that it scores, by player
     timed: bool = True  # how long it takes tells of its kind
     held: list[int] = field(default_factory=list)  # pages of those who have ended meanwhile
 

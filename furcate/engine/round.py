@@ -55,7 +55,6 @@ class Round:
         self.target = target
         self.drafter = drafter
         self.most_nodes = most_nodes
-        self.most_levels = drafter.depths[-1] if drafter.depths else 0
         self.kernels = target.cache.kernels
 
     def play(self, batch: Batch, *, at_work: bool = False) -> Emitted:
