@@ -76,15 +76,12 @@ class Costs:
     def _drafting(self, requests: int, levels: int) -> float:
         if not levels:
             return 0.0
-        for end in {self.depths[0], self.depths[-1]}:
+        for end in (self.depths[0], self.depths[-1]):
             self._measured(requests, end)
         known = self.drafted[requests]
-        below, above = (
-            max(n for n in known if n <= levels),
-            min(n for n in known if n >= levels),
-        )
-        if below == above:
+        if levels in known:
             return known[levels]
+        below, above = max(n for n in known if n < levels), min(n for n in known if n > levels)
         share = (levels - below) / (above - below)
         return known[below] + share * (known[above] - known[below])
 
