@@ -79,7 +79,7 @@ def drafted(
         seen = features[:, :ROWS].contiguous()
         for _ in range(rounds):
             with Launches() as proposing:
-                proposals.append(drafter.propose(view))
+                proposals.append(drafter.propose(view, depth))
                 kernels.put(pool, view.slot_B, proposals[-1], gain)
             root_B = view.tokens_BW.gather(1, view.length_B[:, None])[:, 0]
             draft, verdict = judged(drafter, proposals[-1], root_B)

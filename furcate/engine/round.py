@@ -37,7 +37,7 @@ class Batch:
     columns: int  # at least the longest request's tokens, its rows, and the next root
     needs: Needs
     run: int | None = None  # first slot of a lone request whose pages follow one another
-    propose: bool = True  # draft the next round
+    levels: int = 0  # of the next round's draft; 0: none is made
     raw_top: int | None = None  # likeliest tokens to report of the model's own law; None: nothing
     processed_top: int | None = None  # the same of the law as sampled
 
@@ -70,7 +70,7 @@ class Round:
         verified = verify(
             scored.logits_BRV, view.law, self._rows(view, draft, scored), self.kernels
         )
-        gains = self._gains if batch.propose else 0
+        gains = self.most_nodes if batch.levels else 0
         settled = self.state.commit(found, draft, verified.verdict, needs=batch.needs, gains=gains)
         cut = replace(verified.verdict, count_B=settled.count_B)
         if batch.rows > 1:
@@ -87,8 +87,12 @@ class Round:
         )
 
     def propose(self, batch: Batch) -> Tensor:
-        """Draft the next round; the values of its nodes, best first: float32 [B, N]."""
-        gain_BN = torch.empty(len(batch.slot_B), self._gains, device=self.state.device)
+        """Draft the next round; the values of its nodes, best first: float32 [B, N].
+
+        Where no level is asked for there are no nodes: N is 0.
+        """
+        most = self.most_nodes if batch.levels else 0
+        gain_BN = torch.empty(len(batch.slot_B), most, device=self.state.device)
         self._propose(batch, gain_BN)
         return gain_BN
 
@@ -110,14 +114,9 @@ class Round:
         depth = min(self.drafter.depth, draft.tokens_BR.shape[1] - 1)
         return Rows(draft, view.length_B, depth, next_BR=scored.next_BR)
 
-    @property
-    def _gains(self) -> int:
-        """N of a round that proposes."""
-        return self.most_nodes if self.drafter.depth else 0
-
     def _propose(self, batch: Batch, gain_BN: Tensor) -> None:
-        if gain_BN.shape[1] == 0:
+        if not batch.levels:
             return
         view = self.state.view(batch.slot_B, batch.columns, batch.needs)
-        proposal = self.drafter.propose(view)
+        proposal = self.drafter.propose(view, batch.levels)
         self.kernels.put(self.state.proposal, batch.slot_B, proposal, gain_BN)
