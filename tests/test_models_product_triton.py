@@ -18,7 +18,7 @@ from furcate.models.blocks import TORCH, Stream
 from furcate.models.blocks_triton import Fused
 from furcate.models.linear import Linear
 from furcate.models.norm import RmsNorm
-from furcate.models.product_cut import Size, Tile, fitting_tile, one_tile
+from furcate.models.product_cut import PREDICTED, Cut, Size, Tile, fitting_tile, one_tile
 from furcate.models.product_join_triton import tickets
 from furcate.models.product_triton import Multiply, product, tiled
 from furcate.models.row_triton import row_product
@@ -242,6 +242,31 @@ def test_recordings_need_tickets_that_outlive_them(monkeypatch: pytest.MonkeyPat
     made = torch.zeros(4)
     product_join_triton._TICKETS[OnGpu.device, 7] = made
     assert tickets(OnGpu(), 3) is made  # type: ignore[arg-type]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cut", [cut for cut in PREDICTED if cut.tile.splits > 1], ids=str)
+def test_recordings_of_shared_products_say_the_same_whoever_comes_last(cut: Cut) -> None:
+    case = random_case(cut.rows[1], cut.inputs[0], cut.outputs[0] // 2, torch.bfloat16, bias=True)
+
+    def multiply() -> Tensor:
+        return product(case.x_TI, case.by, lambda _: cut.tile)
+
+    wanted = multiply()
+    exact = case.to(torch.float64, torch.device("cpu")).results(TORCH)["linear"]
+    assert worst(wanted, exact) <= TOLERANCE[torch.bfloat16]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        multiply()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        found = multiply()
+    for _ in range(200):
+        found.fill_(NAN)
+        graph.replay()
+        assert torch.equal(found, wanted)
 
 
 # -- one row by itself, and among others --------------------------------------------------------

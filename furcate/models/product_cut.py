@@ -94,7 +94,7 @@ class Cut:
 MEASURED: tuple[Cut, ...] = ()
 
 # Predicted, never measured, taken by nobody: the sweep tries them first. The products of a layer
-# of 4096 and 14336, each as one wave of wide programs with 144 to 200 KB of loads under way, where
+# of 4096 and 14336, each as one wave of wide programs with buffers of 192 to 200 KB, where
 # now there are 1.7 waves or x is read 128 times. Reading takes 54, 27, 11.6 and 7.7 us at
 # 4.33 TB/s, and cuBLAS 68, 39, 18 and 14. By how much the ticket and the sums of the splits (two
 # trips to the L2 cache and at most 128 KB for the last one, 1 to 3 us by estimate) eat up what the
