@@ -88,23 +88,26 @@ def ceilings(device: torch.device, *, tiny: bool) -> dict[str, float]:
 
 def _recorded(call: Callable[[], Any], turns: int) -> tuple[torch.cuda.CUDAGraph, int]:
     """(a recording of about WANTED_MS, its calls)."""
-    for _ in range(2):  # kernels are compiled, workspaces made
-        call()
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(2):  # kernels are compiled, workspaces made, which may belong to a stream
+            call()
     torch.cuda.synchronize()
-    first = _record(call, FIRST)
+    first = _record(call, FIRST, aside)
     first.replay()
     ms = _replayed(first) / FIRST
     # buffers that are read in turn are all read, or the few that are would stay in the cache
     count = max(turns, min(MOST, int(WANTED_MS / ms) + 1))
     count = -(-count // turns) * turns
-    graph = _record(call, count)
+    graph = _record(call, count, aside)
     graph.replay()
     return graph, count
 
 
-def _record(call: Callable[[], Any], count: int) -> torch.cuda.CUDAGraph:
+def _record(call: Callable[[], Any], count: int, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=stream):
         for _ in range(count):
             call()
     return graph

@@ -25,7 +25,7 @@ from furcate.models.norm import RmsNorm
 from furcate.models.rope import Rope, turn
 from furcate.models.spec import DecoderSpec
 
-__all__ = ["PRODUCTS", "multiplying", "norming", "turning", "ways"]
+__all__ = ["PRODUCTS", "multiplying", "norming", "random_linear", "sides", "turning", "ways"]
 
 Row = dict[str, Any]
 SLOTS = 4096
@@ -66,8 +66,8 @@ PRODUCTS: dict[str, Product] = {
 }
 
 
-def _sides(spec: DecoderSpec, name: str) -> tuple[int, int]:
-    """(inputs, outputs)."""
+def sides(spec: DecoderSpec, name: str) -> tuple[int, int]:
+    """(inputs, outputs) of one of `PRODUCTS`."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
     wide = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     return {
@@ -81,18 +81,18 @@ def _sides(spec: DecoderSpec, name: str) -> tuple[int, int]:
 
 def multiplying(bench: Bench, spec: DecoderSpec, name: str, rows: int, way: str) -> Row:
     """A product and what stands around it; its weight comes from memory each time."""
-    inputs, outputs = _sides(spec, name)
+    inputs, outputs = sides(spec, name)
     like = torch.empty(0, dtype=bench.dtype, device=bench.device)
     size = inputs * outputs * like.itemsize
     count = buffers_for(size, bench.device)
-    layers = [_linear(inputs, outputs, like) for _ in range(count)]
+    layers = [random_linear(inputs, outputs, like) for _ in range(count)]
     norm = _norm(spec, like)
     x_TI = bench.random(rows, inputs)
     product, by = PRODUCTS[name], ways(bench)[way]
     with poisoned():
         found = product(by, x_TI, norm, layers[0])
     exact = like.float()
-    twin = _linear(inputs, outputs, exact)
+    twin = random_linear(inputs, outputs, exact)
     twin.weight.copy_(layers[0].weight)
     expected = product(blocks.TORCH, x_TI.float(), _norm(spec, exact), twin)
     turns = cycle(layers)
@@ -148,7 +148,8 @@ def turning(bench: Bench, spec: DecoderSpec, rows: int) -> Row:
     return bench.row(error, timing, moved=2 * qkv_TAD.nbytes)
 
 
-def _linear(inputs: int, outputs: int, like: Tensor) -> Linear:
+def random_linear(inputs: int, outputs: int, like: Tensor) -> Linear:
+    """Its products are as large as what they read."""
     made = Linear(inputs, outputs, bias=False, like=like).requires_grad_(False)
     made.weight.normal_(0, inputs**-0.5)
     return made

@@ -46,6 +46,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, script: str, *words: str) -> tuple[int,
         ("versus_gpu.py", ()),
         ("sampler_law_gpu.py", ("--vocabularies", "8", "64", "--laws", "greedy", "all")),
         ("sweep_attention.py", ("--rows", "1")),
+        ("sweep_products.py", ("--products", "qkv", "down")),
     ],
 )
 def test_a_script_measures_and_says_where(
@@ -101,6 +102,50 @@ def test_tree_attention_passes_and_a_wrong_one_does_not() -> None:
 
     wrong = replace(bench, kernels=replace(TRITON, look=one_key_too_many))
     assert not kernels_attention.verifying(wrong, SPECS["tiny"], 2, 21, 5)["sound"]
+
+
+@pytest.mark.parametrize("rows", [8, 32, 64])
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "normed"),
+    [(28672, 4096, True), (4096, 14336, False), (960, 576, True), (576, 1536, False)],
+)
+def test_cuts_worth_a_try_begin_with_the_one_in_use_and_have_room(
+    rows: int, outputs: int, inputs: int, normed: bool
+) -> None:
+    from product_candidates import candidates, expected_us, fits, shared_bytes
+
+    from furcate.models.product_cut import Size, fitting_tile
+
+    size = Size(rows, outputs, inputs, torch.bfloat16)
+    first, *others = candidates(size, normed=normed)
+    assert first == fitting_tile(size)
+    assert 20 <= len({first, *others}) == 1 + len(others) <= 40
+    for tile in others:
+        assert fits(size, tile, normed) and shared_bytes(size, tile) < 227 * 1024
+        assert tile.rows == first.rows and (normed or not tile.apart)
+        assert 0 < expected_us(size, tile, normed) < 1000
+    if outputs < 132 * 64:
+        assert {tile.splits > 1 for tile in others} == {True, False}
+
+
+def test_the_best_sound_cut_of_a_size_is_told_with_what_is_taken_today() -> None:
+    import sweep_products
+
+    from furcate.models.product_cut import Tile
+
+    tile = Tile(64, 128, 128, 4, 4, splits=4)
+    cut = {f"tile_{n}": getattr(tile, n) for n in Tile.__dataclass_fields__}
+    size = {"model": "m", "product": "p", "rows": 64, "outputs": 2, "inputs": 3}
+    rows = [
+        {**size, "way": "torch", "us": 39.0, "sound": True},
+        {**size, "way": "cut", **cut, "us": 31.0, "sound": True, "share_of_memory": 0.9},
+        {**size, "way": "cut", **cut, "us": 33.0, "sound": True, "share_of_memory": 0.8},
+        {**size, "way": "cut", **cut, "us": 3.0, "sound": False, "share_of_memory": 9.0},
+        {**size, "way": "cut", "failed": "out of resources"},
+    ]
+    _, told = sweep_products.table(rows)
+    assert told.split()[:6] == ["m", "p", "64", "-", "39.0", "31.0"]
+    assert told.endswith(f"{tile}, best of 2")
 
 
 def test_slots_that_nobody_owns_are_poison() -> None:

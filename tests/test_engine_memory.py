@@ -26,6 +26,8 @@ from furcate.engine.state import StateShape
 from furcate.errors import BadRequest, Unsupported, UserError
 from furcate.heads.store import save_head
 from furcate.kv.cache import CacheShape
+from furcate.models import product_cut
+from furcate.models.product_cut import Cut, Tile
 
 GIB = 2**30
 CONTEXT = 256
@@ -132,6 +134,20 @@ def test_what_a_round_works_in_grows_with_its_rows_the_law_and_recordings() -> N
     assert demand(kernels="torch").least.workspace > 5 * base.workspace
     chunk = replace(SIZES, rows=1, chunk=65536)
     assert demand(sizes=chunk).least.workspace > 65536 * 2 * (3 * 576 + 3 * 1536)
+
+
+def test_partial_sums_of_products_are_stated_once_and_for_each_copy_of_recordings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, without = demand().least, demand(kernels="torch").least
+    tile = Tile(64, 128, 128, 4, 4, splits=4)
+    cut = Cut((9, 64), (4096, 4096), (4096, 16384), tile)
+    monkeypatch.setattr(product_cut, "MEASURED", (cut,))
+    after, room = demand().least, cut.most_part_bytes
+    assert room > 2**22
+    assert after.workspace == before.workspace + room
+    assert after.graphs == before.graphs + 2 * room
+    assert demand(kernels="torch").least == without
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 1.0])

@@ -33,7 +33,8 @@ from furcate.models.blocks import TORCH, Blocks, Stream, blocks_of
 from furcate.models.blocks_triton import INVARIANT, TRITON, ByRows
 from furcate.models.causal import causal_attend
 from furcate.models.decoder import Decoder
-from furcate.models.product_triton import Size, Tile, one_tile, tiled
+from furcate.models.product_cut import Size, Tile, one_tile
+from furcate.models.product_triton import tiled
 from furcate.models.weights import places
 
 pytestmark = MARKS

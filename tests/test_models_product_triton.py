@@ -6,25 +6,21 @@ Legend: T rows, I inputs, O outputs.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 from triton_device import DEVICE, MARKS
 
+from furcate.models import product_join_triton
 from furcate.models.blocks import TORCH, Stream
 from furcate.models.blocks_triton import Fused
 from furcate.models.linear import Linear
 from furcate.models.norm import RmsNorm
-from furcate.models.product_triton import (
-    Multiply,
-    Size,
-    Tile,
-    fitting_tile,
-    one_tile,
-    product,
-    tiled,
-)
+from furcate.models.product_cut import PREDICTED, Cut, Size, Tile, fitting_tile, one_tile
+from furcate.models.product_join_triton import tickets
+from furcate.models.product_triton import Multiply, product, tiled
 from furcate.models.row_triton import row_product
 
 pytestmark = MARKS
@@ -188,6 +184,89 @@ def test_a_product_that_should_be_learned_from_is_refused() -> None:
     case.by.requires_grad_(True)
     with pytest.raises(AssertionError, match="no slope"):
         product(case.x_TI, case.by, fitting_tile)
+
+
+# -- inputs that several programs share ----------------------------------------------------------
+
+
+def shared(splits: int, inputs: int = 16, **changes: bool) -> Multiply:
+    """Steps of so many inputs, by so many programs."""
+    return tiled(lambda size: replace(fitting_tile(size), inputs=inputs, splits=splits, **changes))
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["norm inside", "norm apart"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("size", "splits", "step"),
+    [((5, 48, 21), 3, 16), ((16, 33, 40), 2, 16), ((70, 40, 9), 8, 16), ((9, 70, 20), 2, 64)],
+    ids=["whole", "a short end", "some have nothing to do", "a step each"],
+)
+def test_programs_that_share_inputs_say_what_the_reference_says(
+    size: tuple[int, int, int], splits: int, step: int, dtype: torch.dtype, apart: bool
+) -> None:
+    case = random_case(*size, dtype, bias=True)
+    wanted = case.to(torch.float64, torch.device("cpu")).results(TORCH)
+    for name, found in case.results(Fused(shared(splits, step, apart=apart))).items():
+        assert found.dtype == dtype
+        assert worst(found, wanted[name]) <= TOLERANCE[dtype], name
+
+
+def test_stretches_are_added_up_in_their_order_and_tickets_are_clear_again() -> None:
+    case = random_case(20, 80, 25, torch.float32, bias=False)
+    found = product(case.x_TI, case.by, lambda size: _shares(size, 3))
+    assert torch.equal(found, product(case.x_TI, case.by, lambda size: _shares(size, 3)))
+    added = torch.zeros_like(found)
+    for begin in (0, 32, 64):
+        part = slice(begin, begin + 32)
+        by = linear_of(case.by.weight[:, part], None, torch.float32, DEVICE)
+        added += product(case.x_TI[:, part], by, lambda size: _shares(size, 1))
+    assert torch.equal(found, added)
+    for counts in product_join_triton._TICKETS.values():
+        assert not counts.any()
+
+
+def _shares(size: Size, splits: int) -> Tile:
+    return Tile(32, 16, 16, 4, 3, splits)
+
+
+def test_recordings_need_tickets_that_outlive_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OnGpu:
+        is_cuda, device = True, torch.device("cuda")
+
+    stream = SimpleNamespace(cuda_stream=7)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(product_join_triton, "_TICKETS", {})
+    with pytest.raises(RuntimeError, match="once before it is recorded"):
+        tickets(OnGpu(), 3)  # type: ignore[arg-type]
+    made = torch.zeros(4)
+    product_join_triton._TICKETS[OnGpu.device, 7] = made
+    assert tickets(OnGpu(), 3) is made  # type: ignore[arg-type]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cut", [cut for cut in PREDICTED if cut.tile.splits > 1], ids=str)
+def test_recordings_of_shared_products_say_the_same_whoever_comes_last(cut: Cut) -> None:
+    case = random_case(cut.rows[1], cut.inputs[0], cut.outputs[0] // 2, torch.bfloat16, bias=True)
+
+    def multiply() -> Tensor:
+        return product(case.x_TI, case.by, lambda _: cut.tile)
+
+    wanted = multiply()
+    exact = case.to(torch.float64, torch.device("cpu")).results(TORCH)["linear"]
+    assert worst(wanted, exact) <= TOLERANCE[torch.bfloat16]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        multiply()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        found = multiply()
+    for _ in range(200):
+        found.fill_(NAN)
+        graph.replay()
+        assert torch.equal(found, wanted)
 
 
 # -- one row by itself, and among others --------------------------------------------------------

@@ -58,11 +58,14 @@ class Cuda:
         return token_B, broken_B
 
     def ready(self, step: Callable[[], None]) -> Callable[[], None]:
-        for _ in range(_WARM_UP):
-            step()
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):  # kernels find what belongs to a stream when it records
+            for _ in range(_WARM_UP):
+                step()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=aside):
             step()
         replay: Callable[[], None] = graph.replay
         return replay

@@ -208,21 +208,25 @@ def _outcome(recording: Recording, staging: Staging, wait: Callable[[], None]) -
 
 
 class CudaRecorder:
-    """CUDA graphs that share one pool of memory: they never run at the same time."""
+    """CUDA graphs that share one pool of memory and what belongs to one stream, such as tickets.
+
+    They never run at the same time.
+    """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def record(self, step: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """See `Recorder`."""
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        aside = self._aside
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             for _ in range(_WARM_UP):
                 step()
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=aside):
             result = step()
         return graph.replay, result
 

@@ -18,6 +18,7 @@ from furcate.engine.graphs import MOST_RECORDINGS
 from furcate.engine.state import MAX_STOP_IDS, StateShape
 from furcate.errors import BadRequest
 from furcate.kv.cache import CacheShape
+from furcate.models.product_cut import most_part_bytes
 from furcate.models.spec import DecoderSpec
 
 __all__ = ["Demand", "Device", "Memory", "Running", "Sizes", "demand_of", "named", "pages_for"]
@@ -142,16 +143,18 @@ def demand_of(
     own = sum(size for at, size in drafter.weights.items() if at not in weights)
     page = shape.bytes(dtype) // (shape.pages + 1)
     draft_page = drafter.slot * shape.page_size
+    # what a product takes while it is at work, in rounds and in short stretches of a prompt alike
+    product = _LIBRARY + (most_part_bytes() if running.kernels == "triton" else 0)
     round_ = _round(spec, dtype, sizes, running) + drafter.work
     passes = sizes.chunk * _pass_row(spec, dtype, sizes.features)
-    recorded = _COPIES * (round_ + _LIBRARY) + MOST_RECORDINGS * _RECORDING
+    recorded = _COPIES * (round_ + product) + MOST_RECORDINGS * _RECORDING
     least = Memory(
         weights=sum(weights.values()),
         draft_weights=own,
         kv=page,
         draft_kv=draft_page + drafter.scratch,
         state=_state(sizes.state),
-        workspace=max(round_, passes) + _LIBRARY,
+        workspace=max(round_, passes) + product,
         graphs=recorded if running.recorded else 0,
     )
     return Demand(least, shape.page_size, page, draft_page)

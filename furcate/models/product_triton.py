@@ -2,13 +2,12 @@
 
 Twin of the products of `blocks.TORCH`: before it a norm, behind it a bias, a gate or a sum, all in
 one kernel. Legend: T rows, I inputs, O outputs; of one program: M rows, N rows of the weight, K
-inputs of a step.
+inputs of a step; S programs share a tile's inputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -19,18 +18,13 @@ from torch import Tensor
 
 from furcate.models.linear import Matrix
 from furcate.models.norm import RmsNorm
+from furcate.models.norm_triton import add_norm
+from furcate.models.product_cut import Size, Tile
+from furcate.models.product_join_triton import arrived_last, joined, keep_part, parts_of, tickets
 
-__all__ = ["Multiply", "Size", "Tile", "fitting_tile", "one_tile", "product", "tiled"]
+__all__ = ["Multiply", "product", "tiled"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_LEAST = 16  # of a side of a matrix unit
-_MOST_ROWS = 64
-_PROGRAMS = 96  # from so many on a device is busy, and programs may be wider instead
-_WIDE = 64  # rows of the weight, from which on a step is work enough
-_PROCESSORS = 132
-_LONG = 2048  # inputs
-_STAGED = 128 * 1024  # bytes on their way into the programs of a processor
-_SHARING = 3  # programs of a processor that count on it
 
 
 class Multiply(Protocol):
@@ -48,57 +42,9 @@ class Multiply(Protocol):
     ) -> Tensor: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    """Of a product; `outputs` are the rows of the weight."""
-
-    rows: int
-    outputs: int
-    inputs: int
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """How a product is cut. The steps over the inputs are taken one after the other."""
-
-    rows: int
-    outputs: int  # rows of the weight; if gated, half of them are gates and half their ups
-    inputs: int
-    warps: int
-    stages: int
-
-
-def fitting_tile(size: Size) -> Tile:
-    """All rows of a product in one program up to 64; the number of rows changes nothing else."""
-    wanted = triton.next_power_of_2(size.rows)
-    return _tile(size, max(_LEAST, min(_MOST_ROWS, wanted)))
-
-
-def one_tile(size: Size) -> Tile:
-    """The same for every number of rows."""
-    return _tile(size, 32 if size.dtype.itemsize == 2 else _LEAST)
-
-
 def tiled(cut: Callable[[Size], Tile]) -> Multiply:
     """`product`, cut like this."""
     return partial(product, cut=cut)
-
-
-def _tile(size: Size, rows: int) -> Tile:
-    # programs read all of x each, so fewer and wider ones read less, but take longer to get going
-    widths = (128, 64, 32) if size.inputs >= _LONG else (64, 32)
-    wide = next((n for n in widths if size.outputs >= n * _PROGRAMS), _LEAST)
-    programs = triton.cdiv(size.outputs, wide)
-    # few narrow programs take longer steps: each of them ends with a wait
-    narrow = wide < _WIDE and programs <= _PROCESSORS
-    step = 512 if narrow and size.inputs >= 1024 else 256
-    inputs = min(step // size.dtype.itemsize, triton.next_power_of_2(size.inputs))
-    inputs = max(_LEAST, inputs)
-    share = _STAGED // min(_SHARING, triton.cdiv(programs, _PROCESSORS))
-    stages = share // (inputs * (wide + rows) * size.dtype.itemsize)
-    warps = 8 if rows == _MOST_ROWS and wide >= _WIDE else 4
-    return Tile(rows, wide, inputs, warps, max(3, min(8, stages)))
 
 
 def product(
@@ -116,7 +62,8 @@ def product(
         x_TI: entries of a row lie dense.
         by: the weight is dense, [O, I].
         cut: how it is cut.
-        norm: x is normed first. Its scale is one number a row and multiplies the sums instead.
+        norm: x is normed first. Its scale is one number a row and multiplies the sums instead,
+            but where the cut keeps it apart.
         add: [T, O], is added at the end; not where it is gated.
         gated: half of the outputs are gates and half ups, and the result is `gate.gated` of them.
     """
@@ -125,13 +72,17 @@ def product(
     assert x_TI.stride(1) == 1 and by.weight.is_contiguous() and by.weight.shape[1] == inputs
     assert not gated or (add is None and outputs % 2 == 0)
     assert not torch.is_grad_enabled() or not by.weight.requires_grad, "there is no slope"
-    tile = cut(Size(rows, outputs, inputs, x_TI.dtype))
+    size = Size(rows, outputs, inputs, x_TI.dtype)
+    tile = cut(size)
+    if norm is not None and tile.apart:
+        x_TI, norm = add_norm(x_TI, None, norm)[1], None
     width = outputs // 2 if gated else outputs
     if add is not None:
         assert add.shape == (rows, width) and add.stride(1) == 1
+    shared = tile.splits > 1
     out_TO = x_TI.new_empty((rows, width))
     # tiles of rows that share a tile of the weight follow one another
-    grid = (triton.cdiv(rows, tile.rows), triton.cdiv(outputs, tile.outputs))
+    grid = (triton.cdiv(rows, tile.rows), triton.cdiv(outputs, tile.outputs), tile.splits)
     _product[grid](
         x_TI,
         None if norm is None else norm.weight,
@@ -139,6 +90,8 @@ def product(
         by.bias,
         add,
         out_TO,
+        parts_of(x_TI, size, tile) if shared else None,
+        tickets(x_TI, tile.tiles(size)) if shared else None,
         rows,
         x_TI.stride(0),
         0 if add is None else add.stride(0),
@@ -149,6 +102,8 @@ def product(
         M=tile.rows,
         N=tile.outputs,
         K=tile.inputs,
+        S=tile.splits,
+        STRETCH=tile.stretch(inputs),
         PRECISION="ieee" if x_TI.dtype == torch.float32 else None,
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -164,6 +119,8 @@ def _product(
     bias_ptr,
     add_ptr,
     out_ptr,
+    part_ptr,
+    ticket_ptr,
     rows,
     x_stride,
     add_stride,
@@ -174,16 +131,21 @@ def _product(
     M: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
+    S: tl.constexpr,
+    STRETCH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One tile of rows and outputs. Weights are the left factor, whose side does not depend on M,
-    so that the same instructions add up a row's products for every number of rows."""
+    """A stretch of the inputs of one tile of rows and outputs. Weights are the left factor, whose
+    side does not depend on M, so that the same instructions add up a row's products for every
+    number of rows."""
     m_M = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     o_N = tl.program_id(1) * N + tl.arange(0, N)
     n_N = o_N.to(tl.int64)
     if GATED:  # each gate beside its up
         n_N = n_N // 2 + n_N % 2 * (O // 2)
     k_K = tl.arange(0, K)
+    if S > 1:
+        k_K += tl.program_id(2) * STRETCH
     used_M, used_N = m_M < rows, o_N < O
     x_at_MK = x_ptr + m_M[:, None] * x_stride + k_K[None, :]
     weight_at_NK = weight_ptr + n_N[:, None] * I + k_K[None, :]
@@ -193,28 +155,81 @@ def _product(
     if norm_ptr is not None:
         # as wide as x, so that both lie in the same registers, and always a step ahead
         norm_at_MK = norm_ptr + k_K[None, :] + tl.zeros((M, K), tl.int32)
-        norm_MK = tl.load(norm_at_MK, mask=(k_K < I)[None, :], other=0.0)
-    for start in range(0, I, K):
-        used_K = (start + k_K < I) | (I % K == 0)
+        if STRETCH > K:
+            norm_MK = tl.load(norm_at_MK, mask=(k_K < I)[None, :], other=0.0)
+    for start in range(0, STRETCH, K):
+        used_K = (start + k_K < I) | (S * STRETCH == I)
+        used_NK = used_N[:, None] & used_K[None, :]
+        weight_NK = tl.load(weight_at_NK + start, mask=used_NK, other=0.0)
         x_MK = tl.load(x_at_MK + start, mask=used_M[:, None] & used_K[None, :], other=0.0)
         if norm_ptr is not None:
+            if STRETCH == K:  # nothing is ahead of it, and nothing waits for it alone
+                norm_MK = tl.load(norm_at_MK, mask=used_K[None, :], other=0.0)
             exact_MK = x_MK.to(tl.float32)
             square_MK += exact_MK * exact_MK
             # a power of two rounds nothing but subnormals, and keeps float16 from overflowing
             scaled_MK = norm_MK.to(tl.float32) * 0.0625
             x_MK = (exact_MK * scaled_MK).to(x_ptr.dtype.element_ty)
-            next_K = (start + K + k_K < I)[None, :]
-            norm_MK = tl.load(norm_at_MK + (start + K), mask=next_K, other=0.0)
-        used_NK = used_N[:, None] & used_K[None, :]
-        weight_NK = tl.load(weight_at_NK + start, mask=used_NK, other=0.0)
+            if STRETCH > K:
+                next_K = (start + K + k_K < I)[None, :]
+                norm_MK = tl.load(norm_at_MK + (start + K), mask=next_K, other=0.0)
         acc_NM = tl.dot(weight_NK, tl.trans(x_MK), acc_NM, input_precision=PRECISION)
+    square_M = tl.sum(square_MK, 1)
 
+    last = True
+    if S > 1:
+        tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        part_ptr += tile.to(tl.int64) * (S * (N * M + M))
+        keep_part(part_ptr + tl.program_id(2) * (N * M + M), acc_NM, square_M)
+        last = arrived_last(ticket_ptr + tile, S)
+    if last:
+        if S > 1:
+            acc_NM, square_M = joined(part_ptr, S, N, M)
+        _finish(
+            acc_NM,
+            square_M,
+            norm_ptr,
+            bias_ptr,
+            add_ptr,
+            out_ptr,
+            m_M,
+            n_N,
+            used_M,
+            used_N,
+            add_stride,
+            eps,
+            I,
+            O,
+            GATED,
+        )
+
+
+@triton.jit
+def _finish(
+    acc_NM,
+    square_M,
+    norm_ptr,
+    bias_ptr,
+    add_ptr,
+    out_ptr,
+    m_M,
+    n_N,
+    used_M,
+    used_N,
+    add_stride,
+    eps,
+    I: tl.constexpr,  # noqa: E741
+    O: tl.constexpr,  # noqa: E741
+    GATED: tl.constexpr,
+):
+    """What stands behind the sums of all inputs; rounds once."""
+    N: tl.constexpr = acc_NM.shape[0]
+    M: tl.constexpr = acc_NM.shape[1]
     if norm_ptr is not None:
-        scale_M = 16.0 / tl.sqrt(tl.sum(square_MK, 1) / I + eps)
+        scale_M = 16.0 / tl.sqrt(square_M / I + eps)
         acc_NM = acc_NM * scale_M[None, :]
     if bias_ptr is not None:
         acc_NM += tl.load(bias_ptr + n_N, mask=used_N, other=0.0).to(tl.float32)[:, None]
-    used_NM = used_N[:, None] & used_M[None, :]
     if GATED:
         gate_NM, up_NM = tl.split(tl.permute(tl.reshape(acc_NM, (N // 2, 2, M)), (0, 2, 1)))
         o_N = tl.program_id(1) * (N // 2) + tl.arange(0, N // 2)
@@ -222,7 +237,8 @@ def _product(
         used_NM = (o_N < O // 2)[:, None] & used_M[None, :]
         tl.store(out_ptr + at_NM, gate_NM / (1.0 + tl.exp(-gate_NM)) * up_NM, mask=used_NM)
     else:
+        used_NM = used_N[:, None] & used_M[None, :]
         if add_ptr is not None:
-            add_at_NM = add_ptr + m_M[None, :] * add_stride + o_N[:, None]
+            add_at_NM = add_ptr + m_M[None, :] * add_stride + n_N[:, None]
             acc_NM += tl.load(add_at_NM, mask=used_NM, other=0.0).to(tl.float32)
-        tl.store(out_ptr + m_M[None, :] * O + o_N[:, None], acc_NM, mask=used_NM)
+        tl.store(out_ptr + m_M[None, :] * O + n_N[:, None], acc_NM, mask=used_NM)
