@@ -110,8 +110,8 @@ def test_little_is_lost_against_whoever_knew_the_best_number_beforehand(
     level: float, batch: int
 ) -> None:
     for rate in (0.3, 0.5, 0.6, 0.7, 0.8, 0.9):
-        shares = [run([rate] * 7, Probe(level), seed=seed, batch=batch).share for seed in range(6)]
-        assert sum(shares) / 6 > 0.95
+        shares = [run([rate] * 7, Probe(level), seed=seed, batch=batch).share for seed in range(3)]
+        assert sum(shares) / 3 > 0.95
 
 
 def test_the_numbers_that_are_played_are_few_and_seldom_change() -> None:
@@ -204,6 +204,8 @@ def test_a_rounds_cost_is_measured_with_the_draft_that_is_made_then() -> None:
     del probe.asked[:]
     costs.of(128, levels=4)
     assert probe.asked == [(2, 128, 0)], "several requests: their draft has another price"
+    Costs(probe, DEPTHS, 31).of(31, levels=7)
+    assert (1, 31, 7) in probe.asked, "no request has more rows than there are"
     del probe.asked[:]
     costs.of(16, requests=4, levels=4)
     assert probe.asked == [(4, 4, 2), (4, 4, 7)]

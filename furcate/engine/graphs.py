@@ -25,7 +25,7 @@ from furcate.verify.law import Needs
 __all__ = ["MOST_RECORDINGS", "CudaRecorder", "Graphs", "Kind", "Recorder"]
 
 _LEAST_COLUMNS = 512
-MOST_RECORDINGS = 128  # recordings; further kinds are launched
+MOST_RECORDINGS = 256  # by requests, rows, columns, levels; further kinds are launched
 _WARM_UP = 2  # plays before a recording, in which kernels are compiled and workspaces made
 
 
