@@ -108,7 +108,7 @@ class Recurrent(Protocol):
     ) -> Tensor:
         """States behind these tokens: [T, C'], to be fed on and to be scored.
 
-        Of tokens that it cannot read the last one that it can is read where it is `Fed`.
+        Where it is `Fed`, tokens that it cannot read are read as its last one.
         """
         ...
 
