@@ -120,7 +120,9 @@ def test_what_ends_a_row_early_is_written_and_the_rest_goes_on(tmp_path: Path) -
     import gpu_report
 
     out = tmp_path / "out.json"
-    report = gpu_report.Report.of("x.py", "nothing", CPU, Namespace(out=out, commit="f00"))
+    report = gpu_report.Report.of(
+        "x.py", "nothing", CPU, Namespace(out=out, commit="f00", seconds=None)
+    )
 
     def rows() -> Iterator[dict[str, Any]]:
         yield {"us": 1.0}
@@ -132,6 +134,27 @@ def test_what_ends_a_row_early_is_written_and_the_rest_goes_on(tmp_path: Path) -
     assert json.loads(out.read_text())["commit"] == "f00"
     assert [row["n"] for row in json.loads(out.read_text())["results"]] == [1, 1, 2]
     assert report.close() == 1
+
+
+def test_what_there_is_no_time_for_is_named_and_not_begun(tmp_path: Path) -> None:
+    import gpu_report
+
+    out = tmp_path / "out.json"
+    asked = Namespace(out=out, commit="f00", seconds=1000.0)
+    report = gpu_report.Report.of("x.py", "nothing", CPU, asked)
+
+    def rows() -> Iterator[dict[str, Any]]:
+        yield {"us": 1.0}
+        report.began -= 2000
+        yield {"us": 2.0}
+        raise AssertionError("nobody asks for a third")
+
+    report.run({"n": 1}, rows)
+    report.run({"n": 2}, lambda: {"us": 3.0})
+    record = json.loads(out.read_text())
+    assert [row["us"] for row in record["results"]] == [1.0, 2.0]
+    assert record["left_out"] == [{"n": 1, "behind_rows": 2}, {"n": 2}]
+    assert report.close() == 0
 
 
 def test_floors_are_those_of_the_spec() -> None:
