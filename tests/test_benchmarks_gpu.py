@@ -285,10 +285,11 @@ def test_traffic_comes_to_its_end() -> None:
     import soak_gpu
 
     with tiny_engine("ngram", max_batch=3, max_context=160) as engine:
-        seconds, held = soak_gpu.traffic(engine, 10, CPU)
+        seen = soak_gpu.traffic(engine, 10, CPU)
         assert engine.built.scheduler.busy is False
-    assert seconds > 0
-    assert len(held) == 5
+        late = soak_gpu.traffic(engine, 10, CPU, end=0.0)
+    assert (seen.requests, len(seen.held), late.requests) == (10, 5, 0)
+    assert seen.seconds > 0
 
 
 @pytest.mark.parametrize(
