@@ -12,7 +12,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,7 +100,7 @@ class Report:
             for row in [made] if isinstance(made, dict) else made:
                 self._add({**name, **row})
                 self._write()  # a script that is stopped has lost the row it was at, no more
-                if self.late and not isinstance(made, dict):
+                if self.late and isinstance(made, Iterator):  # the next one would take time
                     self._leave_out({**name, "behind_rows": len(self.rows)})
                     break
         except CannotRun:

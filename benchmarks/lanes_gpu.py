@@ -231,7 +231,7 @@ def main() -> None:
     report = Report.of("lanes_gpu.py", what, device, asked)
     report.note(wanted=WANTED, counters={**COUNTERS, **MORE})
     try:
-        report.run({"row": "lanes"}, lambda: lanes(tiny=asked.tiny))
+        report.run({"row": "lanes"}, lambda: list(lanes(tiny=asked.tiny)))
         report.run(
             {"row": "more counters"}, lambda: rows_of(counted_of(MORE, tiny=asked.tiny), MORE)
         )

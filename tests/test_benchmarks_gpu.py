@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -207,7 +206,7 @@ def test_times_by_name_add_up_to_the_round() -> None:
     assert found["us_by_name"] == {"_attend": 9, "_select": 3, "copy": 2}
     assert found["by_name"] == {"_attend": 2, "_select": 1, "copy": 1}
     assert (found["us_of_kernels"], found["us_of_gaps"], found["us_side_by_side"]) == (14, 8, 1)
-    assert found["us_of_launched_round"] == 21 == 14 + 8 - 1
+    assert found["us_launched"] == 21 == 14 + 8 - 1
     assert found["sound"]
     assert not round_gpu.by_name(spans, 10.0)["sound"], "kernels longer than their round"
     assert not round_gpu.by_name([], 10.0)["sound"], "nothing was seen"
@@ -332,15 +331,37 @@ def test_ways_take_turns_and_equal_answers_are_counted() -> None:
     ways = {"off": way("off", 1), "tree": way("tree", 1), "eager": way("eager", 2)}
     groups = [[[5]], [[6]], [[7]]]
     heard: list[int] = []
-    found = versus_gpu.compared(
-        SimpleNamespace(tokens=3), ways, groups, lambda so_far: heard.append(len(so_far))
-    )
+    found = versus_gpu.compared(3, ways, groups, lambda so_far: heard.append(len(so_far)))
     assert asked[:14].count("tree") == 6, "own ways warm up on every group, for one token and all"
     assert asked[:14].count("eager") == 2, "peers on one"
     assert asked[14::6] == ["off", "tree"], "another one goes first in each group"
     assert [found[name].equal for name in ways] == [2, 2, 0]
     assert all(len(one.rates) == 2 for one in found.values())
     assert heard == [3, 3], "figures are there after every group"
+
+
+def test_two_ways_are_set_beside_each_other_where_both_have_answered() -> None:
+    import versus_gpu
+
+    own = versus_gpu.Found(rates=[20.0, 40.0, 400.0])
+    peer = versus_gpu.Found(rates=[10.0, 10.0])
+    assert own.over(peer) == 3 and peer.over(own) == pytest.approx(1 / 3)
+
+
+def test_peers_answer_as_few_groups_as_they_are_asked_to_and_nobody_any_when_it_is_late() -> None:
+    import versus_gpu
+
+    def way(prompts: Any, tokens: int) -> list[list[int]]:
+        return [[1] * tokens for _ in prompts]
+
+    groups = [[[n]] for n in range(9)]
+    limits = versus_gpu.Limits(peer_groups=2)
+    found = versus_gpu.compared(3, {"off": way, "eager": way}, groups, limits=limits)
+    assert [len(found[name].rates) for name in ("off", "eager")] == [8, 2]
+    assert [found[name].answers for name in ("off", "eager")] == [8, 2]
+    limits = versus_gpu.Limits(late=lambda: True)
+    found = versus_gpu.compared(3, {"off": way}, groups, limits=limits)
+    assert len(found["off"].rates) == 1, "one is answered, or there was nothing to warm up for"
 
 
 def test_a_way_that_fails_leaves_the_others_alone() -> None:
@@ -355,7 +376,7 @@ def test_a_way_that_fails_leaves_the_others_alone() -> None:
         return sound(prompts, tokens)
 
     ways, groups = {"off": sound, "static": broken}, [[[5]], [[6]], [[7]]]
-    found = versus_gpu.compared(SimpleNamespace(tokens=3), ways, groups)
+    found = versus_gpu.compared(3, ways, groups)
     assert "failed" not in found["off"].figures() and len(found["off"].rates) == 2
     figures = found["static"].figures()
     assert figures["failed"] == "RuntimeError: no room" and len(figures["by_group"]) == 1
