@@ -151,7 +151,7 @@ def compared(
     ways: dict[str, Way],
     groups: Sequence[list[list[int]]],
     tell: Callable[[dict[str, Found]], None] = lambda _: None,
-    limits: Limits = Limits(),  # noqa: B008  # frozen
+    limits: Limits = Limits(),
 ) -> dict[str, Found]:
     """Every way over every group in turn, behind a turn that only warms up: what is recorded or
     compiled at its first use is there then. The first group only warms up, and does so alone for
