@@ -101,9 +101,7 @@ class Run:
             "kept": str(kept),
             "seconds": f"{max(0.0, end - time.monotonic() - MARGIN - LAST * bool(part.then)):.0f}",
         }
-        commands = part.commands
-        if self.tiny:
-            commands = (part.commands[0] + ("--tiny",) if part.tiny is None else part.tiny,)
+        commands = (part.tiny,) if self.tiny else part.commands
         told = [part.words(one, names, self.commit) for one in commands]
         if not part.then or self.tiny:
             return _side_by_side(told, end, out)

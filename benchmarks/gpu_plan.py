@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 __all__ = ["PARTS", "Part"]
@@ -39,8 +39,8 @@ class Part:
     seconds: float
     alone: bool = True
     then: Words = ()
-    tiny: Words | None = None  # instead of all of them; None: the first one and --tiny
-    tells: bool = field(default=True)  # whether it writes {out}
+    tiny: Words = ()  # instead of all of them, to try the part on a CPU
+    tells: bool = True  # whether it writes {out}
 
     def words(self, command: Words, names: dict[str, str], commit: str) -> list[str]:
         """A command as it is started."""
@@ -51,8 +51,9 @@ class Part:
 
 
 def _script(name: str, script: str, words: str, seconds: float, *, alone: bool = True) -> Part:
-    command = (str(HOME / script), *words.split(), "--out", "{out}", "--seconds", "{seconds}")
-    return Part(name, (command,), seconds, alone)
+    file, written = str(HOME / script), ("--out", "{out}", "--seconds", "{seconds}")
+    command, tiny = (file, *words.split(), *written), (file, "--tiny", *written)
+    return Part(name, (command,), seconds, alone, tiny=tiny)
 
 
 def _streams(name: str, words: str, shares: int, seconds: float) -> Part:

@@ -268,7 +268,9 @@ def test_what_a_user_got_wrong_is_a_line_and_code_2(
     assert told.splitlines()[-1].startswith(script)
 
 
-@pytest.mark.parametrize("script", sorted(file.name for file in HOME.glob("*_gpu.py")))
+@pytest.mark.parametrize(
+    "script", sorted({file.name for file in HOME.glob("*_gpu.py")} - {"all_gpu.py"})
+)
 def test_help_is_an_example_and_a_paragraph(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], script: str
 ) -> None:
