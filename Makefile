@@ -4,7 +4,7 @@
 #   make test       all tests that need no GPU
 #   make check      lint, types, layers
 #   make evidence   the long stream comparison on the embedded model (resumable; hours on a CPU)
-#   make bench-gpu  all figures of a GPU, and which goals they meet (in gpu-results; an hour)
+#   make bench-gpu  all figures of a GPU, and which goals they meet (in gpu-results; half an hour)
 #   make format     let ruff rewrite the sources
 #   make map        write the README's file map anew
 #   make metrics    lengths, parameters, comments: the figures that CONTRIBUTING.md aims at
