@@ -247,6 +247,8 @@ def main() -> None:
         launch(device)
         return
     what = "lanes at work in select, accept and attention, by ncu; their machine code"
+    if asked.code:
+        what = "machine code of select, accept and attention, compiled for compute capability 9.0"
     report = Report.of("lanes_gpu.py", what, device, asked)
     if not asked.code:
         report.note(wanted=WANTED, counters={**COUNTERS, **MORE})
