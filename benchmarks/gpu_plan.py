@@ -73,6 +73,15 @@ def _tests(shares: int) -> Part:
     return Part("tests", commands, 240, False, tiny=tiny, tells=False)
 
 
+def _bench() -> Part:
+    """The command that users have."""
+    prompts = str(HOME / "data" / "spec_bench_dev_20.jsonl")
+    asked = ("-m", "furcate.cli.main", "bench", "--prompts", prompts, "--temperature", "0")
+    cuda = ("--device", "cuda", "--drafter", "hybrid", "--max-tokens", "128", "--json", "{out}")
+    cpu = ("--device", "cpu", "--limit", "1", "--max-tokens", "4", "--json", "{out}")
+    return Part("bench", ((*asked, *cuda),), 90, tiny=(*asked, *cpu), tells=False)
+
+
 def _versus(batch: int, words: str, seconds: float) -> Part:
     ways = "--ways off ngram eagle3 eagle3@4 hybrid mtp medusa"
     return _script(f"versus_{batch}", "versus_gpu.py", f"{ways} --batches {batch} {words}", seconds)
@@ -95,6 +104,7 @@ PARTS: Sequence[Part] = (
     _versus(1, "--groups 10 --peer-groups 3 --peers eager static vllm", 180),
     _versus(8, "--groups 3 --peers vllm", 120),
     _versus(32, "--groups 2 --peers vllm", 120),
+    _bench(),
     _script("growth_nodes", "growth_gpu.py", "--only nodes", 70),
     _script("growth_small", "growth_gpu.py", "--shape smollm2-135m --only nodes", 60),
     _script("peers", "kernels_gpu.py", "--only peers --shapes llama-8b", 60),
