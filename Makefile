@@ -4,6 +4,7 @@
 #   make test       all tests that need no GPU
 #   make check      lint, types, layers
 #   make evidence   the long stream comparison on the embedded model (resumable; hours on a CPU)
+#   make bench-gpu  all figures of a GPU, and which goals they meet (in gpu-results; half an hour)
 #   make format     let ruff rewrite the sources
 #   make map        write the README's file map anew
 #   make metrics    lengths, parameters, comments: the figures that CONTRIBUTING.md aims at
@@ -22,6 +23,7 @@ He lit the lamp and cleaned the glass. Then he watched the ships go by until the
 sun rose, he climbed down the stairs and made himself a cup of tea.
 EVIDENCE    ?= -m furcate.prove.evidence
 PYTEST_ARGS ?=
+BENCH_ARGS  ?=
 
 BIN     := .venv/bin
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check \
@@ -30,7 +32,7 @@ BASE    := .venv/.furcate-base
 DEV     := .venv/.furcate-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test gpu check evidence format map metrics model clean
+.PHONY: help demo test gpu check evidence bench-gpu format map metrics model clean
 
 help:
 	@sed -n 's/^# \{0,1\}//; 1,/^$$/p' Makefile
@@ -52,6 +54,9 @@ check: $(DEV)
 
 evidence: $(DEV) model
 	$(BIN)/python $(EVIDENCE)
+
+bench-gpu: $(DEV) model
+	$(BIN)/python benchmarks/all_gpu.py $(BENCH_ARGS)
 
 format: $(DEV)
 	$(BIN)/ruff check --fix .

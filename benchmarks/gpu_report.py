@@ -12,10 +12,11 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -43,6 +44,8 @@ class Report:
     out: Path | None
     rows: list[Row] = field(default_factory=list)
     more: Row = field(default_factory=dict)
+    seconds: float | None = None  # nothing is begun after so many
+    left_out: list[Row] = field(default_factory=list)  # what there was no time for
     began: float = field(default_factory=time.perf_counter)
 
     @classmethod
@@ -50,7 +53,13 @@ class Report:
         """With where the figures are born; `asked` has the options of `parser_of`."""
         command = " ".join(["python", f"benchmarks/{script}", *_asked_for(sys.argv[1:])])
         born = birth(device) | ({"commit": asked.commit} if asked.commit else {})
-        return cls({"what": what, "command": command, **born}, asked.out)
+        head = {"what": what, "command": command, **born}
+        return cls(head, asked.out, seconds=asked.seconds)
+
+    @property
+    def late(self) -> bool:
+        """Whether its time is over."""
+        return self.seconds is not None and time.perf_counter() - self.began > self.seconds
 
     def note(self, **figures: Any) -> None:
         """Put figures beside the rows."""
@@ -58,13 +67,42 @@ class Report:
         self._write()
 
     def run(self, name: Mapping[str, Any], make: Callable[[], Iterable[Row] | Row]) -> None:
-        """Take one row, or several, and write what there is so far."""
+        """Take one row, or several, and write what there is so far; nothing once it is late."""
+        if self.late:
+            self._leave_out(name)
+        else:
+            self._take(name, make)
+
+    def run_side_by_side(
+        self, jobs: Sequence[tuple[Mapping[str, Any], Callable[[], Row]]], at_once: int
+    ) -> None:
+        """Take rows that do not disturb each other, so many at once, as they get ready."""
+
+        def in_time(make: Callable[[], Row]) -> Row | None:
+            return None if self.late else make()
+
+        with ThreadPoolExecutor(at_once) as pool:
+            names = {pool.submit(in_time, make): name for name, make in jobs}
+            try:
+                for one in as_completed(names):
+                    if one.exception() is None and one.result() is None:
+                        self._leave_out(names[one])
+                    else:
+                        self._take(names[one], cast(Callable[[], Row], one.result))
+            except CannotRun:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _take(self, name: Mapping[str, Any], make: Callable[[], Iterable[Row] | Row]) -> None:
         began = time.perf_counter()
         try:
             made = make()
             for row in [made] if isinstance(made, dict) else made:
                 self._add({**name, **row})
                 self._write()  # a script that is stopped has lost the row it was at, no more
+                if self.late and isinstance(made, Iterator):  # the next one would take time
+                    self._leave_out({**name, "behind_rows": len(self.rows)})
+                    break
         except CannotRun:
             raise  # every other row would say the same
         except Exception as fault:  # noqa: BLE001  # a row that fails is a result too
@@ -84,11 +122,17 @@ class Report:
 
     def _add(self, row: Row) -> None:
         self.rows.append(row)
-        sys.stderr.write(_line(row) + "\n")
+        sys.stderr.write(f"{time.perf_counter() - self.began:6.1f} s: {_line(row)}\n")
+
+    def _leave_out(self, name: Mapping[str, Any]) -> None:
+        self.left_out.append(dict(name))
+        sys.stderr.write(f"no time left for {_line(dict(name))}\n")
+        self._write()
 
     def record(self) -> Row:
         """All that there is so far."""
-        return {**self.head, **self.more, "results": self.rows}
+        late = {"left_out": self.left_out} if self.left_out else {}
+        return {**self.head, **self.more, **late, "results": self.rows}
 
     def _write(self) -> None:
         if self.out is not None:
@@ -112,6 +156,7 @@ def parser_of(doc: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--tiny", action="store_true", help="on the CPU, to try the script")
     parser.add_argument("--out", type=Path, help="a JSON file, written anew after every row")
     parser.add_argument("--commit", help="of this code, for machines without git")
+    parser.add_argument("--seconds", type=float, help="begin nothing after so many; it is named")
     return parser
 
 

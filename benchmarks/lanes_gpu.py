@@ -1,13 +1,15 @@
 """How many lanes of a warp do work: counters of select, accept and attention, and their code.
 
     python benchmarks/lanes_gpu.py --out lanes.json
+    python benchmarks/lanes_gpu.py --code --out code.json
 
 Runs this file again below Nsight Compute (`ncu`), which must be there and must be allowed to read
 the counters; where it is not, the script says what it answered, writes what the machine code tells,
 and leaves with code 2. `lanes` is thread instructions that were executed with their predicate on
 over 32 for each instruction issued: masks are predicates in Triton, so the plain ratio reads 32 for
 nearly any kernel and stands beside it. Every kernel is launched a few times, and medians count. The
-machine code of each kernel is looked through for votes, shuffles and backward branches.
+machine code of each kernel is looked through for votes, shuffles and backward branches; `--code`
+does that alone, and without a GPU too, for which kernels are compiled as for an H200.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from gpu_report import CannotRun, Report, asked_of, begin, parser_of
 from gpu_tools import Launch, counted, median_of
 from targets import OWN, SPECS
 
-from furcate.kernels.backend import kernels_of
+from furcate.kernels.backend import Kernels, kernels_of
 from furcate.kernels.tree_attention import Keys, behind
 
 WANTED = 0.96  # of the lanes
@@ -78,15 +80,14 @@ def shots() -> list[Shot]:
     return found + [Shot("attention", s, 1, n) for s in (OWN, "llama-8b") for n in ROWS]
 
 
-def call_of(shot: Shot, device: torch.device) -> Callable[[], Any]:
-    """Its launch, all inputs made."""
-    kernels, batch, rows = kernels_of(device), shot.batch, shot.rows
+def call_of(shot: Shot, kernels: Kernels, device: torch.device, length: int) -> Callable[[], Any]:
+    """Its launch, all inputs made, behind so many tokens."""
+    batch, rows = shot.batch, shot.rows
     if shot.kernel == "select":
         pool = proposal(batch, 4 * rows, device)
         root_B = torch.zeros(batch, dtype=torch.int64, device=device)
         allowance_B = torch.full_like(root_B, rows)
         return lambda: kernels.select(pool, root_B, rows, allowance_B)
-    length = CONTEXT if device.type == "cuda" else 16
     made = case(batch, length, rows, device)
     if shot.kernel == "accept":
         choice_BR = made.draft.tokens_BR.roll(-1, 1).contiguous()
@@ -106,7 +107,8 @@ def call_of(shot: Shot, device: torch.device) -> Callable[[], Any]:
 def launch(device: torch.device) -> None:
     """What is run below ncu: each shot once to be compiled, and a few times while it looks."""
     torch.manual_seed(0)
-    calls = [call_of(shot, device) for shot in shots()]
+    kernels, length = kernels_of(device), CONTEXT if device.type == "cuda" else 16
+    calls = [call_of(shot, kernels, device, length) for shot in shots()]
     for call in calls:
         call()
     if device.type != "cuda":
@@ -166,32 +168,43 @@ def lanes(*, tiny: bool) -> Iterator[dict[str, Any]]:
 
 
 def code(kernel: str, device: torch.device) -> Iterator[dict[str, Any]]:
-    """What a kernel's launches were compiled to, each variant once."""
+    """What a kernel's launches were compiled to, each variant once; on a CPU nothing is launched.
+
+    Needs triton, which machines without a GPU need not have.
+    """
+    kernels = import_module("furcate.kernels.backend_triton").TRITON
     module, function = MODULES[kernel], STARTS[kernel]
     with torch.inference_mode():
         for shot in shots():
             if shot.kernel == kernel:
-                call_of(shot, device)()
+                call_of(shot, kernels, device, CONTEXT)()
     compiled = getattr(import_module(module), function)
-    for made in compiled.device_caches[torch.cuda.current_device()][0].values():
+    at = import_module("triton.runtime").driver.active.get_current_device()
+    for made in compiled.device_caches[at][0].values():
         yield {
             "function": function,
             "warps": made.metadata.num_warps,
-            "registers": getattr(made, "n_regs", None),
-            "spills": getattr(made, "n_spills", None),
-            **operations(disassembled(made.asm["cubin"])),
+            "shared_bytes": made.metadata.shared,
+            **resources(dumped(made.asm["cubin"], "-res-usage")),
+            **operations(dumped(made.asm["cubin"], "-sass")),
         }
 
 
-def disassembled(cubin: bytes) -> str:
+def dumped(cubin: bytes, what: str) -> str:
     """By the cuobjdump on the path, or the one that comes with triton."""
     triton = Path(str(import_module("triton").__file__)).parent
     tool = shutil.which("cuobjdump") or str(triton / "backends/nvidia/bin/cuobjdump")
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        told = [tool, "-sass", file.name]
+        told = [tool, what, file.name]
         return subprocess.run(told, check=True, capture_output=True, text=True).stdout
+
+
+def resources(usage: str) -> dict[str, int]:
+    """Registers of a thread, and bytes of its own that do not fit into them."""
+    found = {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
+    return {"registers": found["REG"], "stack_bytes": found["STACK"] + found["LOCAL"]}
 
 
 def operations(sass: str) -> dict[str, int]:
@@ -223,26 +236,45 @@ def main() -> None:
     """Print one JSON object."""
     parser = parser_of(__doc__)
     parser.add_argument("--launch", action="store_true", help="what is run below ncu")
-    asked, device = asked_of(parser, {})
+    parser.add_argument("--code", action="store_true", help="the machine code alone")
+    parser.add_argument("--kernels", nargs="+", default=list(STARTS), choices=STARTS, help="of it")
+    if "--code" in sys.argv and not torch.cuda.is_available():
+        import_module("no_device").absent()
+        asked, device = parser.parse_args(), torch.device("cpu")
+    else:
+        asked, device = asked_of(parser, {})
     if asked.launch:
         launch(device)
         return
     what = "lanes at work in select, accept and attention, by ncu; their machine code"
+    if asked.code:
+        what = "machine code of select, accept and attention, compiled for compute capability 9.0"
     report = Report.of("lanes_gpu.py", what, device, asked)
-    report.note(wanted=WANTED, counters={**COUNTERS, **MORE})
+    if not asked.code:
+        report.note(wanted=WANTED, counters={**COUNTERS, **MORE})
+        count(report, tiny=asked.tiny)
+    if device.type == "cuda" or asked.code:
+        read_code(report, asked.kernels, device)
+    sys.exit(report.close() if asked.code else not any("lanes" in row for row in report.rows))
+
+
+def count(report: Report, *, tiny: bool) -> None:
+    """Counters of all shots; where nothing can be counted the machine code is all there is."""
     try:
-        report.run({"row": "lanes"}, lambda: lanes(tiny=asked.tiny))
-        report.run(
-            {"row": "more counters"}, lambda: rows_of(counted_of(MORE, tiny=asked.tiny), MORE)
-        )
+        report.run({"row": "lanes"}, lambda: list(lanes(tiny=tiny)))
+        report.run({"row": "more counters"}, lambda: rows_of(counted_of(MORE, tiny=tiny), MORE))
     except CannotRun as fault:
         report.note(not_counted=str(fault))
-        raise
-    finally:  # the machine code can be read where nothing can be counted
-        for kernel in STARTS if device.type == "cuda" else ():
-            report.run({"row": "code", "kernel": kernel}, lambda k=kernel: code(k, device))
+        if torch.cuda.is_available():
+            read_code(report, list(STARTS), torch.device("cuda"))
         report.close()
-    sys.exit(0 if any(row.get("lanes") is not None for row in report.rows) else 1)
+        raise
+
+
+def read_code(report: Report, kernels: Sequence[str], device: torch.device) -> None:
+    """Rows of the machine code of each kernel."""
+    for kernel in kernels:
+        report.run({"row": "code", "kernel": kernel}, lambda k=kernel: code(k, device))
 
 
 if __name__ == "__main__":

@@ -9,14 +9,16 @@ the choice is token 0, whatever rounds how; and the tree's likeliest path is set
 decoding said before, as far as `--accept` levels, while the drafter does all its work. So figures
 are of speed alone, and each of them says that it was forced. Every request of a batch is the same,
 greedy. Rounds are driven without tokenizer, scheduler and text, which `furcate bench` measures too.
-Plain decoding and the tree take turns, twice each. "eagle3@5" drafts five levels.
+Plain decoding and the tree take turns, twice each. "eagle3@5" drafts five levels. For each a
+waterfall says what the stages take by themselves, and which kernels the time goes to in a whole
+round, in a plain pass, in scoring the tree and in drafting the next one.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +38,7 @@ from furcate.kernels.draft import Draft, Verdict
 from furcate.verify.coupled import verify
 
 SHOWN = 24  # kernels by name
+WATCHED = ("whole round", "plain pass", "verify", "draft")  # stages whose kernels are told apart
 MOST_OVER = 1.15  # a kernel that is watched alone may take a little longer than in a recording
 TURNS = 2  # of plain decoding and the tree, one after the other
 
@@ -112,11 +115,11 @@ def against(target: Target, kind: str, plan: Plan, batch: int, graphs: bool) -> 
     return Played(figures, built, rows)
 
 
-def waterfall(drive: Drive, rows: int, device: torch.device) -> dict[str, float]:
-    """Milliseconds of each stage by itself, at the prompt's end; nothing is committed there.
+def stages_of(drive: Drive, rows: int, device: torch.device) -> dict[str, Callable[[], Any]]:
+    """Each stage by itself, at the prompt's end; nothing is committed there.
 
     `bookkeeping` is what a tree costs beside drafting and scoring: select, the walk, the commit and
-    the move of keys, recorded together. `whole round` is recorded as one graph without the host.
+    the move of keys. `plain pass` is the target over one row a request, which `verify` is beside.
     """
     round_ = drive.round
     batch = drive.asked(rows).on(device)
@@ -144,7 +147,7 @@ def waterfall(drive: Drive, rows: int, device: torch.device) -> dict[str, float]
         made = round_._draft(found, batch)
         settle(made, round_.kernels.accept(made, choice_BR, law_rows.depth, broken_BR))
 
-    stages = {
+    return {
         "draft": lambda: round_.propose(batch),
         "select": lambda: round_._draft(found, batch),
         "verify": lambda: round_.target.score(view, draft, Span(batch.columns - 1)),
@@ -154,22 +157,31 @@ def waterfall(drive: Drive, rows: int, device: torch.device) -> dict[str, float]
         "plain pass": lambda: _plain_pass(round_, batch),
         "whole round": lambda: round_.play(batch),
     }
-    return {name: timed(stage, device).ms for name, stage in stages.items()}
 
 
-def launches(drive: Drive, rows: int, device: torch.device, whole_ms: float) -> dict[str, Any]:
-    """Kernels and copies of one round that is launched: how many, and their time by name.
+def waterfall(
+    stages: Mapping[str, Callable[[], Any]], levels: int, device: torch.device
+) -> dict[str, float]:
+    """Milliseconds of each stage, recorded as a graph of its own without the host."""
+    found = {name: timed(stage, device).ms for name, stage in stages.items()}
+    found["verify_over_plain"] = found["verify"] / found["plain pass"]
+    if levels:
+        found["draft_level_us"] = 1e3 * found["draft"] / levels
+    return found
 
-    `whole_ms` is a recorded round's; on a CPU torch's outermost calls stand for kernels.
+
+def launches(stage: Callable[[], Any], device: torch.device, recorded_ms: float) -> dict[str, Any]:
+    """Kernels and copies of a stage that is launched: how many, and their time by name.
+
+    On a CPU torch's outermost calls stand for kernels.
     """
     on_gpu = device.type == "cuda"
-    batch = drive.asked(rows).on(device)
-    drive.round.play(batch)
+    stage()
     kind = torch.profiler.ProfilerActivity
     if on_gpu:
         torch.cuda.synchronize()
     with torch.profiler.profile(activities=[kind.CUDA if on_gpu else kind.CPU]) as seen:
-        drive.round.play(batch)
+        stage()
         if on_gpu:
             torch.cuda.synchronize()
     wanted = torch.autograd.DeviceType.CUDA if on_gpu else torch.autograd.DeviceType.CPU
@@ -179,7 +191,7 @@ def launches(drive: Drive, rows: int, device: torch.device, whole_ms: float) -> 
         if one.device_type == wanted and (on_gpu or one.cpu_parent is None)
     ]
     # being watched costs a CPU what it costs
-    return by_name(spans, whole_ms * 1e3, MOST_OVER if on_gpu else float("inf"))
+    return by_name(spans, recorded_ms * 1e3, MOST_OVER if on_gpu else float("inf"))
 
 
 def by_name(
@@ -188,8 +200,8 @@ def by_name(
     """How often and how long each kernel ran, out of (name, start, end) in microseconds.
 
     `us_by_name` with `us_of_others` adds up to `us_of_kernels`, and with the gaps between kernels,
-    less what ran side by side, to `us_of_launched_round`. It is sound if kernels were seen and do
-    not take longer than the recorded round, which has the same ones and next to no gaps.
+    less what ran side by side, to `us_launched`. It is sound if kernels were seen and do not take
+    longer than what was recorded, which has the same ones and next to no gaps.
     """
     count: Counter[str] = Counter()
     us: Counter[str] = Counter()
@@ -211,8 +223,8 @@ def by_name(
         "us_of_kernels": round(total, 2),
         "us_of_gaps": round(span - busy, 2),
         "us_side_by_side": round(total - busy, 2),
-        "us_of_launched_round": round(span, 2),
-        "us_of_recorded_round": round(whole_us, 2),
+        "us_launched": round(span, 2),
+        "us_recorded": round(whole_us, 2),
         "kernels_over_recorded": total / whole_us,
         "sound": bool(spans) and total <= whole_us * most_over,
     }
@@ -262,10 +274,15 @@ class Combination:
         floor = {"plain_floor_ms": floors[0], "verify_floor_ms": floors[1]}
         yield {"row": "speed", **played.figures, **floor}
         drive = Drive(played.built, plan.sizes(self.batch), plan.prompt)
-        stages = waterfall(drive, played.rows, plan.device)
-        yield {"row": "waterfall", **stages}
-        whole = stages["whole round"]
-        yield {"row": "launches", **launches(drive, played.rows, plan.device, whole)}
+        stages, levels = stages_of(drive, played.rows, plan.device), drive.round.drafter.depth
+        taken = waterfall(stages, levels, plan.device)
+        yield {"row": "waterfall", "rows": played.rows, "draft_levels": levels, **taken}
+        for name in WATCHED if levels else WATCHED[:1]:
+            yield {
+                "row": "launches",
+                "stage": name,
+                **launches(stages[name], plan.device, taken[name]),
+            }
 
 
 @torch.inference_mode()

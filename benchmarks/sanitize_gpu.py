@@ -2,20 +2,24 @@
 
     python benchmarks/sanitize_gpu.py --out sanitize.json
     python benchmarks/sanitize_gpu.py --tools memcheck --tests tests/test_kernels_wipe_triton.py
+    python benchmarks/sanitize_gpu.py --every 4 --at-once 8 --seconds 240 --out sanitize.json
 
 Tensors are allocated one by one meanwhile, so that a byte behind one is nobody's. A row is sound if
-the tool found nothing, pytest passed, and tests ran at all. `--broken` shows that memcheck finds a
-kernel that writes behind its tensor. Where the tool is missing, or may not look at the device, the
-script says so and leaves with code 2. Needs pytest and hypothesis.
+the tool found nothing, pytest passed, and tests ran at all. With `--every` N only every N-th test
+of a file runs, which the row says. `--broken` shows that memcheck finds a kernel that writes behind
+its tensor. Where the tool is missing, or may not look at the device, the script says so and leaves
+with code 2. Needs pytest and hypothesis.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import subprocess
 import sys
 import time
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -27,22 +31,10 @@ from gpu_tools import tool as find
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ("memcheck", "racecheck")
-TESTS = (
-    "tests/test_kernels_accept_triton.py",
-    "tests/test_kernels_select_triton.py",
-    "tests/test_kernels_kv_move_triton.py",
-    "tests/test_kernels_kv_write_triton.py",
-    "tests/test_kernels_turn_write_triton.py",
-    "tests/test_kernels_wipe_triton.py",
-    "tests/test_kernels_draft_head_triton.py",
-    "tests/test_kernels_grow_triton.py",
-    "tests/test_kernels_tally_triton.py",
-    "tests/test_kernels_sample_triton.py",
-    "tests/test_kernels_lawful_triton.py",
-    "tests/test_kernels_attention_turn_triton.py",
-    "tests/test_kernels_tree_attention_triton.py",
-    "tests/test_models_product_triton.py",
-)
+TESTS = tuple(
+    sorted(str(file.relative_to(ROOT)) for file in ROOT.glob("tests/test_kernels_*_triton.py"))
+) + ("tests/test_models_product_triton.py",)
+PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=")
 SUMMARY = re.compile(r"(?:ERROR SUMMARY|RACECHECK SUMMARY): (\d+) (?:errors?|hazards?)")
 PASSED = re.compile(r"(\d+) passed")
 
@@ -69,11 +61,35 @@ def verdict(said: str, code: int) -> dict[str, Any]:
     found = None if summary is None else int(summary[1])
     tests = 0 if passed is None else int(passed[1])
     sound = found == 0 and tests > 0 and code == 0
-    row = {"found": found, "passed": tests, "exit_code": code, "sound": sound}
+    row: dict[str, Any] = {"found": found, "passed": tests, "exit_code": code, "sound": sound}
     if not sound:
         lines = [line for line in said.splitlines() if line.strip()]
         row["said"] = [*[line for line in lines if "=========" in line][:12], *lines[-6:]]
     return row
+
+
+def collected(file: str, words: list[str], every: int) -> list[str]:
+    """Every N-th test of a file, by pytest's names, as arguments for it."""
+    if every == 1:
+        return [file]
+    told = subprocess.run(
+        [*PYTEST, "--collect-only", *words, file],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    ).stdout
+    return [line for line in told.splitlines() if line.startswith(file)][::every]
+
+
+def row_of(tool: str, file: str, asked: argparse.Namespace) -> dict[str, Any]:
+    """One file below one tool."""
+    words = ["-m", "not gpu" if asked.tiny else "gpu"]
+    words += ["-k", asked.select] if asked.select else []
+    names = collected(file, words, asked.every)
+    if not names:
+        return {"found": None, "passed": 0, "sound": False, "said": ["no test was collected"]}
+    return checked(tool, [*PYTEST, "-x", *words, *names], asked.most)
 
 
 def write_behind() -> None:
@@ -97,7 +113,9 @@ def main() -> None:
     parser.add_argument("--tools", nargs="+", default=list(TOOLS), choices=TOOLS)
     parser.add_argument("--tests", nargs="+", default=list(TESTS))
     parser.add_argument("--select", default="", help="pytest's -k, to run fewer tests")
-    parser.add_argument("--seconds", type=float, default=240, help="most of one file and tool")
+    parser.add_argument("--every", type=int, default=1, help="only every N-th test of a file")
+    parser.add_argument("--at-once", type=int, default=1, help="files side by side")
+    parser.add_argument("--most", type=float, default=240, help="seconds of one file and tool")
     parser.add_argument("--broken", action="store_true", help="show that memcheck finds something")
     parser.add_argument("--write-behind", action="store_true", help="what it is shown with")
     tiny = {"tests": ["tests/test_kernels_wipe_triton.py"], "tools": ["memcheck"]}
@@ -105,22 +123,22 @@ def main() -> None:
     if asked.write_behind:
         write_behind()
         return
+    if min(asked.every, asked.at_once) < 1:
+        parser.error("--every and --at-once are 1 or more")
+    for file in asked.tests:
+        if not (ROOT / file.partition("::")[0]).exists():
+            raise CannotRun(f"--tests {file}: there is no such file")
     what = "kernel tests below compute-sanitizer"
     report = Report.of("sanitize_gpu.py", what, device, asked)
+    report.note(every=asked.every)
     if asked.broken:
-        report.run({"tool": "memcheck", "tests": "broken"}, lambda: broken(asked.seconds))
-    marked = "not gpu" if asked.tiny else "gpu"
-    pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    pytest += ["-o", "addopts=", "-m", marked]  # plugins that the settings name need not be there
-    pytest += ["-k", asked.select] if asked.select else []
-    for tool in asked.tools:
-        for file in asked.tests:
-            if not (ROOT / file.partition("::")[0]).exists():
-                raise CannotRun(f"--tests {file}: there is no such file")
-            report.run(
-                {"tool": tool, "tests": file},
-                lambda t=tool, f=file: checked(t, [*pytest, f], asked.seconds),
-            )
+        report.run({"tool": "memcheck", "tests": "broken"}, lambda: broken(asked.most))
+    jobs = [
+        ({"tool": tool, "tests": file}, partial(row_of, tool, file, asked))
+        for tool in asked.tools
+        for file in asked.tests
+    ]
+    report.run_side_by_side(jobs, asked.at_once)
     sys.exit(report.close())
 
 

@@ -3,9 +3,12 @@
     python benchmarks/soak_gpu.py --out soak.json
 
 `memory`: requests of all kinds come and go (prompts, answers and laws of all lengths, some
-aborted). The most that tensors ever held must be no more than five per cent above what the engine
-said it would hold: weights, pages of keys, workspace and recordings
+aborted); each law has a stretch of them, as a server sees whose users are many and whose programs
+are few. Trees are always as large as they may be, which is when most is held, and is recorded in
+few kinds of rounds. The most that tensors ever held must be no more than five per cent above what
+the engine said it would hold: weights, pages of keys, workspace and recordings
 (`Engine.backend()["memory"]`). From where nothing new is recorded to the end it must hold the same.
+Once `--memory-seconds` are over no further request comes, and the row says how many there were.
 `waits`: recorded rounds are played while torch treats every wait for the device as an error.
 `moves`: the accepted path's keys are put in place for every path of random trees, a batch at a
 time, and each must equal the torch reference bit for bit.
@@ -18,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,7 +29,7 @@ from forced import Drive, Sizes, built_of
 from gpu_cases import case
 from gpu_report import Report, asked_of, begin, parser_of
 from kernels_bench import Bench
-from targets import OWN, PAGE, SPECS, target_of
+from targets import OWN, PAGE, SPECS, Target, target_of
 
 from furcate.config import SamplingParams
 from furcate.engine.engine import Engine
@@ -46,11 +49,22 @@ LAWS: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0, "logprobs": True, "top_logprobs": 3},
 )
 AT_ONCE = 24  # requests that are open together
+STRETCH = 40  # requests of one law, one behind the other
 MOST_OVER = 1.05  # of what was stated
 GROWTH = 2 << 20  # bytes; what the allocator rounds up to is no growth
 
 
-def memory(target: str, drafter: str, requests: int, device: torch.device) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Soak:
+    """What `memory` asks of an engine."""
+
+    target: str
+    drafter: str
+    requests: int
+    seconds: float  # no request comes after so many
+
+
+def memory(soak: Soak, device: torch.device) -> dict[str, Any]:
     """What an engine holds, by torch's count and by the driver's."""
     before = _held(device)
     context = 1024 if device.type == "cuda" else 96
@@ -59,20 +73,34 @@ def memory(target: str, drafter: str, requests: int, device: torch.device) -> di
         "max_context": context,
         "kv_tokens": 8 * context,
     }
-    with Engine.load(target, drafter, device=device.type, **options) as engine:
+    if soak.drafter != "off":
+        nodes = 31 if device.type == "cuda" else 7
+        options["draft"] = {"adaptive": False, "num_draft_tokens": nodes}
+    end = time.monotonic() + soak.seconds
+    with Engine.load(soak.target, soak.drafter, device=device.type, **options) as engine:
         stated = engine.backend()["memory"]
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        traffic(engine, requests // 5, device)  # the common kinds of rounds are recorded
-        took, held = traffic(engine, requests, device)
+        few = min(soak.requests, STRETCH * len(LAWS))
+        warm = traffic(engine, few, device, end)  # the kinds of rounds are recorded
+        seen = traffic(engine, soak.requests, device, end)
         peak = _peak(device)
         backend = engine.backend()
-    row = {"requests": requests, "seconds_of_traffic": took, "held": held}
+    row = {
+        "requests": seen.requests,
+        "wanted": soak.requests,
+        "seconds_to_record": warm.seconds,
+        "seconds_of_traffic": seen.seconds,
+        "held": seen.held,
+        "sound": seen.requests == soak.requests,
+    }
     if stated is None:
         return row  # nobody counts on a CPU
     most = {name: peak[name] - before[name] for name in peak}
-    most["device"] = held[-1]["device"] - before["device"]
-    return row | judged(stated, most, held) | {"stated_bytes": stated, "backend": backend}
+    most["device"] = seen.held[-1]["device"] - before["device"]
+    verdict = judged(stated, most, seen.held)
+    sound = row["sound"] and verdict["sound"]
+    return row | verdict | {"sound": sound, "stated_bytes": stated, "backend": backend}
 
 
 def judged(
@@ -104,27 +132,28 @@ def judged(
     }
 
 
-def traffic(
-    engine: Engine, requests: int, device: torch.device
-) -> tuple[float, list[dict[str, int]]]:
-    """(seconds, what is held after each fifth of the requests)."""
+@dataclass(frozen=True)
+class Seen:
+    """What came of requests, and what was held after each fifth of them."""
+
+    requests: int
+    seconds: float
+    held: list[dict[str, int]]
+
+
+def traffic(engine: Engine, requests: int, device: torch.device, end: float = float("inf")) -> Seen:
+    """Requests until `end`, by `time.monotonic`; the fifth that it meets is cut short."""
     rng = random.Random(5)
-    words, context = min(4000, engine.built.limits.vocab), engine.built.limits.context
-    began = time.perf_counter()
-    held = []
+    began, asked = time.perf_counter(), 0
+    held: list[dict[str, int]] = []
     for fifth in range(5):
         open_: list[str] = []
         for number in range(fifth * requests // 5, (fifth + 1) * requests // 5):
-            prompt = [rng.randrange(3, words) for _ in range(rng.randint(1, context * 2 // 5))]
-            prompt += prompt[-rng.randint(1, 60) :] * rng.randint(0, 3)  # n-grams to be found
-            law = LAWS[number % len(LAWS)]
-            params = SamplingParams(
-                max_tokens=rng.randint(1, context // 6),
-                ignore_eos=number % 3 > 0,
-                seed=number,
-                **law,
-            )
-            open_.append(engine.submit(prompt[: context * 3 // 5], params))
+            if time.monotonic() >= end:
+                break
+            asked += 1
+            law = number // min(STRETCH, requests // len(LAWS)) % len(LAWS)
+            open_.append(engine.submit(*_request(engine, rng, number, LAWS[law])))
             if number % 17 == 0:
                 engine.next_piece(open_[-1])
                 engine.abort(open_.pop())
@@ -133,7 +162,24 @@ def traffic(
         for request_id in open_:
             engine.collect(request_id)
         held.append(_held(device) | {"recordings": len(engine.built.player.played.recorded)})
-    return time.perf_counter() - began, held
+        taken = time.perf_counter() - began
+        sys.stderr.write(f"{taken:6.1f} s: {asked} requests, holding {held[-1]}\n")
+    return Seen(asked, time.perf_counter() - began, held)
+
+
+def _request(
+    engine: Engine, rng: random.Random, number: int, law: dict[str, Any]
+) -> tuple[list[int], SamplingParams]:
+    words, context = min(4000, engine.built.limits.vocab), engine.built.limits.context
+    prompt = [rng.randrange(3, words) for _ in range(rng.randint(1, context * 2 // 5))]
+    prompt += prompt[-rng.randint(1, 60) :] * rng.randint(0, 3)  # n-grams to be found
+    params = SamplingParams(
+        max_tokens=rng.randint(1, context // 10),
+        ignore_eos=number % 3 > 0,
+        seed=number,
+        **law,
+    )
+    return prompt[: context * 3 // 5], params
 
 
 def _held(device: torch.device) -> dict[str, int]:
@@ -186,11 +232,11 @@ def waiting_is_an_error(device: torch.device) -> Iterator[None]:
 
 
 @torch.inference_mode()
-def waits(target: str, drafter: str, rounds: int, device: torch.device) -> dict[str, Any]:
+def waits(target: Target, drafter: str, rounds: int, device: torch.device) -> dict[str, Any]:
     """Rounds replayed, and rounds launched, up to the wait for a round's result."""
     on_gpu = device.type == "cuda"
     sizes = Sizes(batch=2, context=700, nodes=31 if on_gpu else 7)
-    built = built_of(target_of(target, device), drafter, sizes)
+    built = built_of(target, drafter, sizes)
     player = Graphs(built.round, AllowedToWait()) if on_gpu else built.player
     drive = Drive(replace(built, player=player), sizes, 100)
     rows = built.round.most_nodes + 1
@@ -272,6 +318,7 @@ def main() -> None:
     parser.add_argument("--target", default=OWN)
     parser.add_argument("--drafters", nargs="+", default=list(OWN_WAYS), choices=OWN_WAYS)
     parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--memory-seconds", type=float, default=150)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--trees", type=int, default=16)
     parser.add_argument("--soak-drafter", default="hybrid", choices=OWN_WAYS, help="of `memory`")
@@ -282,16 +329,18 @@ def main() -> None:
     torch.manual_seed(0)
     report = Report.of("soak_gpu.py", "an engine at work for long", device, asked)
     if "memory" in asked.only:
+        soak = Soak(asked.target, asked.soak_drafter, asked.requests, asked.memory_seconds)
         report.run(
             {"part": "memory", "drafter": asked.soak_drafter},
-            lambda: memory(asked.target, asked.soak_drafter, asked.requests, device),
+            lambda: memory(soak, device),
         )
-    for drafter in asked.drafters if "waits" in asked.only else ():
-        name = "tiny" if asked.tiny else asked.target
-        report.run(
-            {"part": "waits", "drafter": drafter},
-            lambda d=drafter, n=name: waits(n, d, asked.rounds, device),
-        )
+    if "waits" in asked.only:
+        target = target_of("tiny" if asked.tiny else asked.target, device)
+        for drafter in asked.drafters:
+            report.run(
+                {"part": "waits", "drafter": drafter},
+                lambda d=drafter: waits(target, d, asked.rounds, device),
+            )
     shapes = (("tiny", 2, 9),) if asked.tiny else ((OWN, 8, 64), ("llama-8b", 8, 64), (OWN, 3, 33))
     for shape, batch, rows in shapes if "moves" in asked.only else ():
         bench = Bench(kernels_of(device), device, torch.bfloat16, {})

@@ -2,16 +2,20 @@
 
     python benchmarks/versus_gpu.py --out versus.json
     python benchmarks/versus_gpu.py --ways off eagle3 --peers static --batches 1 --tokens 128
+    python benchmarks/versus_gpu.py --batches 1 --groups 10 --peer-groups 3 --peers eager static
 
 All of them answer the same prompts with the same weights, greedily, and stop at the same number of
 tokens. They take turns in every round of answers, and who goes first changes. Each is asked for one
 token and for all of them: `tokens_per_second` are those between, so that scoring prompts counts for
 nobody; `all_in` is the whole call. "eager" is transformers' `generate` as it comes, "static" the
 same with its static cache, which it compiles. vLLM runs in a process of its own if this Python has
-it (or `--vllm-python` does); `missing` says which peers are not there, and why. A way that fails
-says so in its row, and the others go on; figures so far are written after every group, as
-`running`, so that a run that is stopped has lost one group. Of each tree's answers the figures say
-how many equal those of own plain decoding: in bf16 a tie may fall otherwise. "eagle3@4" always
+it (or `--vllm-python` does); `missing` says which peers are not there, and why. Peers that are slow
+may answer fewer groups (`--peer-groups`); two ways are set beside each other over the groups that
+both have answered. A way that fails says so in its row, and the others go on; figures so far are
+written after every group, as `running`, so that a run that is stopped has lost one group, and
+`warm_up_seconds` tells where the rest of the time went. Once `--seconds` are over no further group
+is answered, and no further batch. Of each tree's answers the figures say how many equal those of
+own plain decoding: in bf16 a tie may fall otherwise. "eagle3@4" always
 drafts four levels; without a number the engine chooses, and `mean_levels` says what it chose in the
 mean of all rounds, those that only warm up included.
 """
@@ -62,6 +66,8 @@ class Found:
     rates: list[float] = field(default_factory=list)
     all_in: list[float] = field(default_factory=list)
     equal: int = 0
+    answers: int = 0
+    warm_up_seconds: float = 0.0
     failed: str | None = None
 
     @contextmanager
@@ -83,7 +89,8 @@ class Found:
 
     def figures(self) -> dict[str, Any]:
         """Medians over groups."""
-        why = {} if self.failed is None else {"failed": self.failed}
+        why: dict[str, Any] = {"warm_up_seconds": round(self.warm_up_seconds, 1)}
+        why |= {} if self.failed is None else {"failed": self.failed}
         if not self.rates:
             return why
         return {
@@ -92,6 +99,19 @@ class Found:
             "by_group": [round(rate, 1) for rate in self.rates],
             **why,
         }
+
+    def over(self, other: Found) -> float:
+        """How many times as fast, over the groups that both have answered: the first ones."""
+        both = min(len(self.rates), len(other.rates))
+        return statistics.median(self.rates[:both]) / statistics.median(other.rates[:both])
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How far a comparison goes."""
+
+    peer_groups: int = 1 << 30  # that count
+    late: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True)
@@ -103,6 +123,7 @@ class Setting:
     batch: int
     tokens: int
     context: int
+    peer_groups: int
 
     def own(self, drafter: str) -> Engine:
         """An engine of ours."""
@@ -133,10 +154,11 @@ def own_way(engine: Engine, played: list[Stats]) -> Way:
 
 
 def compared(
-    setting: Setting,
+    tokens: int,
     ways: dict[str, Way],
     groups: Sequence[list[list[int]]],
     tell: Callable[[dict[str, Found]], None] = lambda _: None,
+    limits: Limits = Limits(),
 ) -> dict[str, Found]:
     """Every way over every group in turn, behind a turn that only warms up: what is recorded or
     compiled at its first use is there then. The first group only warms up, and does so alone for
@@ -144,21 +166,35 @@ def compared(
     found = {name: Found() for name in ways}
     for name, way in ways.items():
         with found[name].noting_failure():
-            for group in groups[:1] if name in PEERS else groups:
-                for tokens in (setting.tokens, 1):  # the larger cache serves both
-                    way(group, tokens)
+            found[name].warm_up_seconds = _warmed(
+                way, groups[:1] if name in PEERS else groups, tokens
+            )
+        sys.stderr.write(f"{name} is warm after {found[name].warm_up_seconds:.1f} s\n")
     for turn, group in enumerate(groups[1:]):
+        if turn and limits.late():
+            break
         order = list(ways)[turn % len(ways) :] + list(ways)[: turn % len(ways)]
         answers: dict[str, Answers] = {}
         for name in order:
-            if found[name].failed is None:
+            done = name in PEERS and turn >= limits.peer_groups
+            if found[name].failed is None and not done:
                 with found[name].noting_failure():
-                    answers[name] = found[name].add(ways[name], group, setting.tokens)
+                    answers[name] = found[name].add(ways[name], group, tokens)
         for name, told in answers.items():
             plain = answers.get("off", told)
+            found[name].answers += len(told)
             found[name].equal += sum(a == b for a, b in zip(told, plain, strict=True))
         tell(found)
     return found
+
+
+def _warmed(way: Way, groups: Sequence[list[list[int]]], tokens: int) -> float:
+    """Seconds until a way has seen what will be asked."""
+    began = time.perf_counter()
+    for group in groups:
+        for most in (tokens, 1):  # the larger cache serves both
+            way(group, most)
+    return time.perf_counter() - began
 
 
 def rows(
@@ -179,14 +215,13 @@ def rows(
             engine.warm_up(SamplingParams(temperature=0))
         played: dict[str, list[Stats]] = {name: [] for name in names}
         ways = {name: own_way(engines[name], played[name]) for name in names} | peers
-        found = compared(setting, ways, groups, running)
-        speed = {name: statistics.median(one.rates) for name, one in found.items() if one.rates}
-        answers = sum(len(group) for group in groups[1:])
+        limits = Limits(setting.peer_groups, lambda: report.late)
+        found = compared(setting.tokens, ways, groups, running, limits)
         for name, one in found.items():
             row = {"way": name, "batch": setting.batch, **one.figures()}
-            beside = [x for x in speed if x in ("off", *PEERS) and name in speed]
-            row |= {f"over_{x}": speed[name] / speed[x] for x in beside}
-            row["equal_to_plain"] = f"{one.equal} of {answers}" if "off" in found else None
+            beside = [x for x in found if x in ("off", *PEERS) and found[x].rates]
+            row |= {f"over_{x}": one.over(found[x]) for x in beside if one.rates}
+            row["equal_to_plain"] = f"{one.equal} of {one.answers}" if "off" in found else None
             if name in engines:
                 row["mean_levels"] = sum(played[name], Stats()).mean_levels
                 row["backend"] = engines[name].backend()
@@ -254,6 +289,7 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--groups", type=int, default=3, help="groups of prompts that count")
+    parser.add_argument("--peer-groups", type=int, default=1 << 30, help="of these, by peers")
     parser.add_argument("--longest", type=int, default=512, help="tokens of a prompt")
     parser.add_argument("--prompts", type=Path, default=PROMPTS)
     parser.add_argument("--dtype", default="auto")
@@ -261,7 +297,11 @@ def main() -> None:
     parser.add_argument("--static-batches", nargs="*", type=int, help="all, if it is left out")
     tiny = {"ways": ["off", "ngram"], "peers": ["eager"], "batches": [2], "tokens": 6}
     asked, device = asked_of(parser, tiny | {"groups": 1, "longest": 40})
-    if asked.tokens < 2 or min(asked.groups, *asked.batches) < 1 or not asked.ways + asked.peers:
+    if (
+        asked.tokens < 2
+        or min(asked.groups, asked.peer_groups, *asked.batches) < 1
+        or not asked.ways + asked.peers
+    ):
         parser.error("at least 2 tokens, a group, a batch of 1, and one that answers")
     what = "greedy answers of the same prompts, tokens of all requests a second; medians"
     report = Report.of("versus_gpu.py", what, device, asked)
@@ -274,11 +314,13 @@ def main() -> None:
         report.note(target=asked.target, tokens=asked.tokens, dtype=asked.dtype, missing=missing)
         for batch in asked.batches:
             context = asked.longest + asked.tokens + 80
-            setting = Setting(decoder, tokenizer, batch, asked.tokens, context)
+            setting = Setting(decoder, tokenizer, batch, asked.tokens, context, asked.peer_groups)
             groups = _groups(tokenizer, asked.prompts, batch, asked.groups, asked.longest)
             static = asked.static_batches is None or batch in asked.static_batches
             here = {name: way for name, way in peers.items() if name != "static" or static}
-            report.run({}, lambda s=setting, g=groups, p=here: rows(s, asked.ways, g, p, report))
+            report.run(
+                {}, lambda s=setting, g=groups, p=here: list(rows(s, asked.ways, g, p, report))
+            )
     sys.exit(report.close())
 
 

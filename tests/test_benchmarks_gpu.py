@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,6 +42,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, script: str, *words: str) -> tuple[int,
         ("round_gpu.py", ("--batches", "2", "--tokens", "10")),
         ("growth_gpu.py", ()),
         ("soak_gpu.py", ()),
+        ("startup_gpu.py", ()),
         ("versus_gpu.py", ()),
         ("sampler_law_gpu.py", ("--vocabularies", "8", "64", "--laws", "greedy", "all")),
         ("sweep_attention.py", ("--rows", "1")),
@@ -165,7 +165,9 @@ def test_what_ends_a_row_early_is_written_and_the_rest_goes_on(tmp_path: Path) -
     import gpu_report
 
     out = tmp_path / "out.json"
-    report = gpu_report.Report.of("x.py", "nothing", CPU, Namespace(out=out, commit="f00"))
+    report = gpu_report.Report.of(
+        "x.py", "nothing", CPU, Namespace(out=out, commit="f00", seconds=None)
+    )
 
     def rows() -> Iterator[dict[str, Any]]:
         yield {"us": 1.0}
@@ -177,6 +179,27 @@ def test_what_ends_a_row_early_is_written_and_the_rest_goes_on(tmp_path: Path) -
     assert json.loads(out.read_text())["commit"] == "f00"
     assert [row["n"] for row in json.loads(out.read_text())["results"]] == [1, 1, 2]
     assert report.close() == 1
+
+
+def test_what_there_is_no_time_for_is_named_and_not_begun(tmp_path: Path) -> None:
+    import gpu_report
+
+    out = tmp_path / "out.json"
+    asked = Namespace(out=out, commit="f00", seconds=1000.0)
+    report = gpu_report.Report.of("x.py", "nothing", CPU, asked)
+
+    def rows() -> Iterator[dict[str, Any]]:
+        yield {"us": 1.0}
+        report.began -= 2000
+        yield {"us": 2.0}
+        raise AssertionError("nobody asks for a third")
+
+    report.run({"n": 1}, rows)
+    report.run({"n": 2}, lambda: {"us": 3.0})
+    record = json.loads(out.read_text())
+    assert [row["us"] for row in record["results"]] == [1.0, 2.0]
+    assert record["left_out"] == [{"n": 1, "behind_rows": 2}, {"n": 2}]
+    assert report.close() == 0
 
 
 def test_floors_are_those_of_the_spec() -> None:
@@ -229,7 +252,7 @@ def test_times_by_name_add_up_to_the_round() -> None:
     assert found["us_by_name"] == {"_attend": 9, "_select": 3, "copy": 2}
     assert found["by_name"] == {"_attend": 2, "_select": 1, "copy": 1}
     assert (found["us_of_kernels"], found["us_of_gaps"], found["us_side_by_side"]) == (14, 8, 1)
-    assert found["us_of_launched_round"] == 21 == 14 + 8 - 1
+    assert found["us_launched"] == 21 == 14 + 8 - 1
     assert found["sound"]
     assert not round_gpu.by_name(spans, 10.0)["sound"], "kernels longer than their round"
     assert not round_gpu.by_name([], 10.0)["sound"], "nothing was seen"
@@ -290,7 +313,9 @@ def test_what_a_user_got_wrong_is_a_line_and_code_2(
     assert told.splitlines()[-1].startswith(script)
 
 
-@pytest.mark.parametrize("script", sorted(file.name for file in HOME.glob("*_gpu.py")))
+@pytest.mark.parametrize(
+    "script", sorted({file.name for file in HOME.glob("*_gpu.py")} - {"all_gpu.py"})
+)
 def test_help_is_an_example_and_a_paragraph(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], script: str
 ) -> None:
@@ -307,10 +332,11 @@ def test_traffic_comes_to_its_end() -> None:
     import soak_gpu
 
     with tiny_engine("ngram", max_batch=3, max_context=160) as engine:
-        seconds, held = soak_gpu.traffic(engine, 10, CPU)
+        seen = soak_gpu.traffic(engine, 10, CPU)
         assert engine.built.scheduler.busy is False
-    assert seconds > 0
-    assert len(held) == 5
+        late = soak_gpu.traffic(engine, 10, CPU, end=0.0)
+    assert (seen.requests, len(seen.held), late.requests) == (10, 5, 0)
+    assert seen.seconds > 0
 
 
 @pytest.mark.parametrize(
@@ -353,15 +379,37 @@ def test_ways_take_turns_and_equal_answers_are_counted() -> None:
     ways = {"off": way("off", 1), "tree": way("tree", 1), "eager": way("eager", 2)}
     groups = [[[5]], [[6]], [[7]]]
     heard: list[int] = []
-    found = versus_gpu.compared(
-        SimpleNamespace(tokens=3), ways, groups, lambda so_far: heard.append(len(so_far))
-    )
+    found = versus_gpu.compared(3, ways, groups, lambda so_far: heard.append(len(so_far)))
     assert asked[:14].count("tree") == 6, "own ways warm up on every group, for one token and all"
     assert asked[:14].count("eager") == 2, "peers on one"
     assert asked[14::6] == ["off", "tree"], "another one goes first in each group"
     assert [found[name].equal for name in ways] == [2, 2, 0]
     assert all(len(one.rates) == 2 for one in found.values())
     assert heard == [3, 3], "figures are there after every group"
+
+
+def test_two_ways_are_set_beside_each_other_where_both_have_answered() -> None:
+    import versus_gpu
+
+    own = versus_gpu.Found(rates=[20.0, 40.0, 400.0])
+    peer = versus_gpu.Found(rates=[10.0, 10.0])
+    assert own.over(peer) == 3 and peer.over(own) == pytest.approx(1 / 3)
+
+
+def test_peers_answer_as_few_groups_as_they_are_asked_to_and_nobody_any_when_it_is_late() -> None:
+    import versus_gpu
+
+    def way(prompts: Any, tokens: int) -> list[list[int]]:
+        return [[1] * tokens for _ in prompts]
+
+    groups = [[[n]] for n in range(9)]
+    limits = versus_gpu.Limits(peer_groups=2)
+    found = versus_gpu.compared(3, {"off": way, "eager": way}, groups, limits=limits)
+    assert [len(found[name].rates) for name in ("off", "eager")] == [8, 2]
+    assert [found[name].answers for name in ("off", "eager")] == [8, 2]
+    limits = versus_gpu.Limits(late=lambda: True)
+    found = versus_gpu.compared(3, {"off": way}, groups, limits=limits)
+    assert len(found["off"].rates) == 1, "one is answered, or there was nothing to warm up for"
 
 
 def test_a_way_that_fails_leaves_the_others_alone() -> None:
@@ -376,7 +424,7 @@ def test_a_way_that_fails_leaves_the_others_alone() -> None:
         return sound(prompts, tokens)
 
     ways, groups = {"off": sound, "static": broken}, [[[5]], [[6]], [[7]]]
-    found = versus_gpu.compared(SimpleNamespace(tokens=3), ways, groups)
+    found = versus_gpu.compared(3, ways, groups)
     assert "failed" not in found["off"].figures() and len(found["off"].rates) == 2
     figures = found["static"].figures()
     assert figures["failed"] == "RuntimeError: no room" and len(figures["by_group"]) == 1

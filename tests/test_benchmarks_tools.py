@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -196,6 +197,22 @@ def test_a_sanitizer_that_ran_nothing_or_found_something_is_not_sound(
     import sanitize_gpu
 
     assert sanitize_gpu.verdict(said, code)["sound"] is sound
+
+
+@CPU_ONLY
+def test_acceptance_is_one_warp_that_shuffles_and_walks_nothing(tmp_path: Path) -> None:
+    """Its machine code for an H200, compiled without one, in a process without the interpreter."""
+    out = tmp_path / "code.json"
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    env |= {"TRITON_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(HOME.parent)}
+    words = ["--code", "--kernels", "accept", "--out", str(out)]
+    subprocess.run([sys.executable, str(HOME / "lanes_gpu.py"), *words], check=True, env=env)
+    rows = json.loads(out.read_text())["results"]
+    assert len(rows) == 2, "of 32 and of 64 rows"
+    for row in rows:
+        assert row["warps"] == 1 and row["SHFL"] > 0
+        assert row["loops"] == row["BAR"] == 0, "nobody walks, nobody waits"
+        assert row["stack_bytes"] == row["LDL"] == row["STL"] == 0
 
 
 @CPU_ONLY

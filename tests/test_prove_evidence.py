@@ -148,11 +148,25 @@ def test_every_shortcoming_is_named(cell: CellReport) -> None:
 
 
 def test_in_half_precision_partings_are_the_result_and_no_shortcoming() -> None:
-    cells = [replace(SOUND, partings=[WRONG] * 9)]
+    cells = [replace(SOUND, tokens=20_000, compared=10_000, partings=[WRONG] * 9)]
     assert shortcomings(cells, exact=False) == []
-    record = record_of(run(dtype="bfloat16"), CPU, [Part(1.0, cells)])
+    assert len(shortcomings([replace(cells[0], compared=9_999)], exact=False)) == 1
+    every = [replace(cells[0], law=law) for law in SETTINGS]
+    record = record_of(run(dtype="bfloat16"), CPU, [Part(1.0, every)])
     assert record["wrong"] is None
     assert record["shortcomings"] == []
+
+
+def test_laws_that_there_was_no_time_for_are_a_shortcoming(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evidence, "_subject", lambda *_: TINY)
+    where = ["--device=cpu", f"--out={tmp_path / 'out.json'}", f"--parts={tmp_path / 'parts'}"]
+    assert invoked(*where, "--share=1/14").exit_code == 0
+    assert invoked(*where, "--seconds=0").exit_code == 1
+    record = json.loads((tmp_path / "out.json").read_text())
+    assert [cell["law"] for cell in record["cells"]] == ["greedy"] * 2
+    assert record["shortcomings"][-1].startswith("13 laws were not reached: T 0.3; ")
 
 
 def test_a_drafter_that_never_hits_is_no_shortcoming_beside_one_that_does() -> None:

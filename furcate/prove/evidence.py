@@ -18,7 +18,6 @@ import torch
 import typer
 from pydantic import TypeAdapter
 from rich.console import Console
-from rich.progress import track
 
 import furcate
 from furcate.engine.birth import birth, commit
@@ -56,6 +55,7 @@ __all__ = [
 
 ALLOWED = 1 / 20_000  # differences a token, all of them rounding ties
 ENOUGH = 60_000  # tokens; fewer are no evidence
+ENOUGH_FOR_A_RATE = 10_000  # compared tokens; of fewer nobody can say how often streams part
 PER_STREAM = 32  # tokens; the whole grid has ENOUGH even if laws with stop ids end early
 EXACT = ("float32", "float64")  # dtypes in which TIE is what rounding can do
 GAPS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0)  # bounds of a histogram
@@ -95,6 +95,9 @@ def main(  # noqa: PLR0913  # a command's parameters are its flags
     share: Annotated[
         str, typer.Option(help="K/N: every N-th law from the K-th on, and no evidence is written.")
     ] = "",
+    seconds: Annotated[
+        float, typer.Option(help="Begin no law after so many; 0: take finished ones alone.")
+    ] = math.inf,
     commit: Annotated[str, typer.Option(help="Of this code, for machines without git.")] = "",
     out: Annotated[Path, typer.Option(help="Where the evidence is written.")] = Path(
         "benchmarks/results/stream_equality.json"
@@ -107,13 +110,15 @@ def main(  # noqa: PLR0913  # a command's parameters are its flags
 
     The exit code is 1 where they differ by more than rare rounding ties, where a cell put nothing
     to the proof, or where too few tokens were compared. Several processes may do a share of the
-    laws each; a last one without a share puts together what they left in `parts`.
+    laws each; a last one without a share puts together what they left in `parts`. Laws that there
+    was no time for are named as a shortcoming.
     """
+    end = time.monotonic() + seconds
     try:
         where, laws = device_of(device), laws_of(share)
         run = run_of(target, where, dtype, max_tokens, commit)
         run = replace(run, batch_invariant=batch_invariant)
-        done = _all_parts(run, _subject(run, where), laws, parts)
+        done = _all_parts(run, _subject(run, where), laws, (parts, end))
         if share:
             return
         record = record_of(run, where, done)
@@ -184,7 +189,7 @@ def record_of(run: Run, device: torch.device, parts: Sequence[Part]) -> dict[str
         "compared": compared,
         "differences_in_10000_tokens": 1e4 * len(partings) / compared if compared else None,
         "gaps": gaps(partings),
-        "shortcomings": shortcomings(cells, exact=exact),
+        "shortcomings": shortcomings(cells, exact=exact) + _missing(cells),
         "cells": [_as_record(cell) for cell in pools],
         "cells_by_drafter": [_as_record(cell) for cell in cells],
     }
@@ -214,14 +219,24 @@ def shortcomings(cells: Sequence[CellReport], *, exact: bool = True) -> list[str
         found.append(f"{wrong} streams part where no rounding explains it")
     if exact and differences > ALLOWED * tokens:
         found.append(f"{differences} streams part, more than one in {1 / ALLOWED:.0f} tokens")
-    if tokens < ENOUGH:
+    if exact and tokens < ENOUGH:
         found.append(f"{tokens} tokens were compared, which is no evidence: {ENOUGH} are needed")
+    compared = sum(cell.compared for cell in pools)
+    if not exact and compared < ENOUGH_FOR_A_RATE:
+        found.append(f"{compared} tokens are too few for a rate: {ENOUGH_FOR_A_RATE} are needed")
     return found
+
+
+def _missing(cells: Sequence[CellReport]) -> list[str]:
+    """Laws that there was no time for."""
+    done = {cell.law for cell in cells}
+    left = [law for law in SETTINGS if law not in done]
+    return [f"{len(left)} laws were not reached: {'; '.join(left)}"] if left else []
 
 
 def part_of(run: Run, subject: Subject, setting: str, folder: Path) -> Part:
     """The cells of one law, from an earlier run of the same kind if they are there, else run."""
-    path = folder / f"{setting.replace(' ', '_').replace(',', '')}.json"
+    path = _file(folder, setting)
     kept = _kept(run, path)
     if kept is not None:
         return kept
@@ -233,9 +248,30 @@ def part_of(run: Run, subject: Subject, setting: str, folder: Path) -> Part:
     return part
 
 
-def _all_parts(run: Run, subject: Subject, laws: Sequence[str], folder: Path) -> list[Part]:
-    watched = track(laws, "stream equality", console=Console(stderr=True))
-    return [part_of(run, subject, setting, folder) for setting in watched]
+def _all_parts(
+    run: Run, subject: Subject, laws: Sequence[str], place: tuple[Path, float]
+) -> list[Part]:
+    """Parts of these laws; `place` is where they are kept, and when the last one may begin."""
+    folder, end = place
+    found = []
+    for law in laws:
+        late = time.monotonic() >= end
+        part = _kept(run, _file(folder, law)) if late else part_of(run, subject, law, folder)
+        told = "no time left" if part is None else _said(part)
+        typer.echo(f"{law}: {told}", err=True)
+        found += [] if part is None else [part]
+    return found
+
+
+def _said(part: Part) -> str:
+    tokens = sum(cell.tokens for cell in part.cells)
+    partings = sum(len(cell.partings) for cell in part.cells)
+    return f"{tokens} tokens, {partings} streams part, {part.seconds:.1f} s"
+
+
+def _file(folder: Path, law: str) -> Path:
+    """Where a law's part is kept."""
+    return folder / f"{law.replace(' ', '_').replace(',', '')}.json"
 
 
 def _kept(run: Run, path: Path) -> Part | None:

@@ -1,0 +1,177 @@
+"""All figures of a GPU: parts run in order and in time, and goals are held against figures."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmark_scripts import HOME, scripts_find_each_other  # noqa: F401 (a fixture)
+
+pytestmark = pytest.mark.usefixtures("scripts_find_each_other")
+
+WRITE = "import json, sys; json.dump(json.loads(sys.argv[2]), open(sys.argv[1], 'w'))"
+
+
+def run(home: Path, **changes: Any) -> Any:
+    import all_gpu
+
+    asked = {"commit": "f00", "tiny": False, "again": False, "end": time.monotonic() + 60}
+    return all_gpu.Run(home, **{**asked, **changes})
+
+
+def part(name: str, *commands: tuple[str, ...], **changes: Any) -> Any:
+    import gpu_plan
+
+    return gpu_plan.Part(name, commands, **{"seconds": 30, "tells": False, **changes})
+
+
+def writes(name: str, **record: Any) -> Any:
+    told = json.dumps({"commit": "f00", "seconds": 1, "results": [], **record})
+    return part(name, ("-c", WRITE, "{out}", told.replace("{", "{{").replace("}", "}}")))
+
+
+def test_a_part_that_is_there_is_not_run_again(tmp_path: Path) -> None:
+    one, here = writes("one"), run(tmp_path)
+    assert here.played(one)["state"] == "done"
+    assert here.played(one) == {"state": "was there"}
+    assert run(tmp_path, commit="another").played(one)["state"] == "done", "of other code"
+    assert run(tmp_path, again=True).played(one)["state"] == "done"
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"left_out": [{"n": 1}]},
+        {"results": [{"failed": "RuntimeError"}]},
+        {"shortcomings": ["3 laws were not reached: greedy"]},
+    ],
+)
+def test_a_part_that_is_not_whole_is_run_again(tmp_path: Path, record: dict[str, Any]) -> None:
+    here = run(tmp_path)
+    assert [here.played(writes("one", **record))["state"] for _ in "ab"] == ["done", "done"]
+
+
+def test_a_part_is_ended_at_its_time_with_all_that_it_has_started(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    child = f"import time, pathlib; time.sleep(3); pathlib.Path({str(mark)!r}).touch()"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    told = run(tmp_path).played(part("slow", ("-c", parent), seconds=1))
+    assert told["state"] == "stopped" and told["exit_codes"] == [None]
+    time.sleep(3)
+    assert not mark.exists()
+
+
+def test_nothing_is_begun_without_time(tmp_path: Path) -> None:
+    told = run(tmp_path, end=time.monotonic() + 5).played(writes("one"))
+    assert told == {"state": "no time"} and not (tmp_path / "one.log").exists()
+
+
+def test_shares_run_side_by_side_and_are_put_together_behind_them(tmp_path: Path) -> None:
+    wait = "import sys, time, pathlib; time.sleep(1); pathlib.Path(sys.argv[1]).mkdir()"
+    count = "import sys, pathlib, json; found = len(list(pathlib.Path(sys.argv[1]).iterdir())); "
+    count += "json.dump(dict(commit='f00', found=found), open(sys.argv[2], 'w'))"
+    (tmp_path / "s.parts").mkdir()
+    shares = [("-c", wait, f"{{kept}}/{n}") for n in range(3)]
+    one = part("s", *shares, then=("-c", count, "{kept}", "{out}"), seconds=60)
+    began = time.monotonic()
+    assert run(tmp_path).played(one)["exit_codes"] == [0] * 4
+    assert time.monotonic() - began < 2.9
+    assert json.loads((tmp_path / "s.json").read_text())["found"] == 3
+
+
+def test_parts_that_want_the_machine_have_it_and_the_others_no_more_than_there_are(
+    tmp_path: Path,
+) -> None:
+    import all_gpu
+
+    log = tmp_path / "log"
+    note = "import sys, time; f = open(sys.argv[1], 'a'); f.write('+'); f.flush(); "
+    note += "time.sleep(.4); f.write('-'); f.close()"
+    command = ("-c", note, str(log))
+    alone = [part(name, command) for name in "ab"]
+    beside = [part(name, command, command, alone=False) for name in "cde"]
+    found = all_gpu.all_played(run(tmp_path), [*beside, *alone], 2)
+    assert {one["state"] for one in found.values()} == {"done"}
+    told = log.read_text()
+    assert told[:4] == "+-+-"
+    assert max(told[:n].count("+") - told[:n].count("-") for n in range(len(told))) == 2
+
+
+def test_a_goal_is_met_or_missed_or_not_there() -> None:
+    import gpu_goals
+
+    rows = [
+        {"way": "off", "batch": 1, "over_off": 1.0, "tokens_per_second": 2000.0},
+        {"way": "ngram", "batch": 1, "over_off": 0.9, "tokens_per_second": 1800.0},
+        {"way": "hybrid", "batch": 1, "over_off": 2.2, "tokens_per_second": 4400.0},
+        {"way": "eager", "batch": 1, "over_off": 0.1, "tokens_per_second": 100.0},
+    ]
+    told = {one["goal"]: one for one in gpu_goals.judged({"versus_1": {"results": rows}})}
+    assert told["trees over plain, batch 1"]["met"] is True
+    assert told["the slowest drafter over plain, batch 1"]["figure"] == 0.9
+    assert told["the slowest drafter over plain, batch 1"]["met"] is False
+    assert told["over vLLM plain, batch 1"]["figure"] == pytest.approx(4400 / 431)
+    assert told["over vLLM plain, batch 8"]["met"] is None
+
+
+@pytest.mark.parametrize("record", [None, {}, {"results": []}, {"results": [{"failed": "x"}]}])
+def test_no_goal_is_met_by_what_is_not_there(record: Any) -> None:
+    import gpu_goals
+
+    for goal in gpu_goals.GOALS:
+        met = goal.judge(record)["met"]
+        assert met is None or (met is False and record == {"results": [{"failed": "x"}]})
+
+
+def test_every_goal_is_of_a_part_and_every_part_has_its_script() -> None:
+    import gpu_goals
+    import gpu_plan
+
+    names = [one.name for one in gpu_plan.PARTS]
+    assert len(set(names)) == len(names)
+    assert {goal.part for goal in gpu_goals.GOALS} <= set(names)
+    for one in gpu_plan.PARTS:
+        scripts = [words[0] for words in (*one.commands, one.tiny) if words[0].endswith(".py")]
+        assert all(Path(script).is_file() for script in scripts)
+    assert any("test_kernels_accept_triton" in file for file in gpu_plan.GPU_TESTS)
+
+
+def test_goals_read_the_rows_that_the_scripts_write(tmp_path: Path) -> None:
+    """What was measured before has the figures; scripts may not rename them unseen."""
+    import gpu_goals
+
+    home = HOME / "results"
+    of_file = {
+        "round_smollm2": "round_smollm2_h200",
+        "versus_1": "versus_h200",
+        "attention": "kernels_attention_h200",
+        "bookkeeping": "kernels_round_h200",
+        "lanes": "lanes_h200",
+        "law": "sampler_law_h200",
+    }
+    records = {
+        name: json.loads((home / f"{file}.json").read_text()) for name, file in of_file.items()
+    }
+    for one in gpu_goals.judged(records):
+        assert (one["figure"] is not None) == (one["part"] in of_file), one["goal"]
+
+
+@pytest.mark.usefixtures("embedded_model")
+def test_one_part_is_tried_on_a_cpu_and_summed_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        sys, "argv", ["all_gpu.py", "--tiny", "--only", "growth_nodes", "--results", str(tmp_path)]
+    )
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(HOME / "all_gpu.py"), run_name="__main__")
+    assert left.value.code == 1, "most goals are not there"
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["parts"]["growth_nodes"]["state"] == "done"
+    assert {"device", "commit", "command", "date"} <= set(summary)
+    assert "four rows over one, 8B shape" in capsys.readouterr().out
