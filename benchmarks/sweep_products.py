@@ -7,7 +7,7 @@ Every cut is checked against torch in float32, with NaN in what it leaves unwrit
 timed: recorded calls over weights that together are larger than the cache, the median of replays.
 Beside them stand torch's product behind our norm, and what is taken today. Sizes take turns, each
 with its most promising cut next; kernels of a turn are compiled side by side ahead of it. What
-there was no time for is counted. A cut that wins goes into the table of `models/product_cut.py`.
+there was no time for is named. A cut that wins goes into the table of `models/product_cut.py`.
 With `--tiny` and no GPU the kernels run in triton's interpreter, at sizes that say nothing.
 """
 
@@ -185,25 +185,21 @@ def places_of(bench: Bench, models: Sequence[str], rows: Sequence[int]) -> list[
     return made
 
 
-def sweep(places: Sequence[Place], report: Report, until: float) -> int:
-    """Turn by turn until then; how many rows there was no time for."""
+def sweep(places: Sequence[Place], report: Report) -> None:
+    """Turn by turn, as long as there is time."""
     waiting = [(place, place.ways()) for place in places]
-    left_out, compiling = 0, 0.0
+    compiling = 0.0
     while waiting:
         turns = [(place, list(islice(ways, A_TURN))) for place, ways in waiting]
         tries = [(place, *way) for place, ways in turns for way in ways]
-        if time.perf_counter() < until:
+        if not report.late:
             compiling += _compiled(tries)
             report.note(compile_seconds=round(compiling, 1))
         for place, name, way, tile in tries:
-            if time.perf_counter() > until:
-                left_out += 1
-            else:
-                report.run(place.name, lambda p=place, n=name, w=way, t=tile: p.row(n, w, t))
+            report.run(place.name, lambda p=place, n=name, w=way, t=tile: p.row(n, w, t))
         waiting = [
             pair for pair, (_, ways) in zip(waiting, turns, strict=True) if len(ways) == A_TURN
         ]
-    return left_out
 
 
 def _compiled(tries: Sequence[tuple[Place, str, Blocks, Tile | None]]) -> float:
@@ -268,11 +264,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(ROWS), default=[LLAMA, OWN])
     parser.add_argument("--rows", nargs="+", type=int, help="of so many rows alone")
     parser.add_argument("--products", nargs="+", help="those with one of these words in their name")
-    parser.add_argument("--seconds", type=float, default=55.0, help="no new row after so many")
     asked, device = asked_of(parser, {"only": ["tiny"]})
     if torch.cuda.is_available():
         device = torch.device("cuda")  # there the kernels are compiled, for tiny sizes too
-    until = time.perf_counter() + asked.seconds
     dtype = torch.float32 if asked.tiny else torch.bfloat16
     report = Report.of("sweep_products.py", "cuts of products", device, asked)
     with torch.inference_mode():
@@ -283,7 +277,7 @@ def main() -> None:
             for place in places_of(Bench(KERNELS, device, dtype, top), asked.only, asked.rows or ())
             if any(word in place.shape.name for word in asked.products or [""])
         ]
-        report.note(left_out=sweep(places, report, until))
+        sweep(places, report)
     for line in table(report.rows):
         sys.stderr.write(line + "\n")
     sys.exit(report.close())
