@@ -21,6 +21,7 @@ from furcate.models.norm import RmsNorm
 from furcate.models.norm_triton import add_norm
 from furcate.models.product_cut import Size, Tile
 from furcate.models.product_join_triton import arrived_last, joined, keep_part, parts_of, tickets
+from furcate.pdl import LAUNCH, let_next_begin, wait_for_last
 
 __all__ = ["Multiply", "product", "tiled"]
 
@@ -107,6 +108,7 @@ def product(
         PRECISION="ieee" if x_TI.dtype == torch.float32 else None,
         num_warps=tile.warps,
         num_stages=tile.stages,
+        **LAUNCH,
     )
     return out_TO
 
@@ -138,6 +140,8 @@ def _product(
     """A stretch of the inputs of one tile of rows and outputs. Weights are the left factor, whose
     side does not depend on M, so that the same instructions add up a row's products for every
     number of rows."""
+    let_next_begin()
+    wait_for_last()
     m_M = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     o_N = tl.program_id(1) * N + tl.arange(0, N)
     n_N = o_N.to(tl.int64)
@@ -149,6 +153,10 @@ def _product(
     used_M, used_N = m_M < rows, o_N < O
     x_at_MK = x_ptr + m_M[:, None] * x_stride + k_K[None, :]
     weight_at_NK = weight_ptr + n_N[:, None] * I + k_K[None, :]
+
+    more_NM = 0.0
+    if add_ptr is not None and S == 1:  # asked for ahead, or the end would wait for it
+        more_NM = _more(add_ptr, add_stride, m_M, n_N, used_M, used_N)
 
     acc_NM = tl.zeros((N, M), tl.float32)
     square_MK = tl.zeros((M, K), tl.float32)
@@ -185,18 +193,19 @@ def _product(
     if last:
         if S > 1:
             acc_NM, square_M = joined(part_ptr, S, N, M)
+            if add_ptr is not None:
+                more_NM = _more(add_ptr, add_stride, m_M, n_N, used_M, used_N)
         _finish(
             acc_NM,
             square_M,
+            more_NM,
             norm_ptr,
             bias_ptr,
-            add_ptr,
             out_ptr,
             m_M,
             n_N,
             used_M,
             used_N,
-            add_stride,
             eps,
             I,
             O,
@@ -205,18 +214,25 @@ def _product(
 
 
 @triton.jit
+def _more(add_ptr, add_stride, m_M, n_N, used_M, used_N):
+    """What is added to the sums."""
+    at_NM = m_M[None, :] * add_stride + n_N[:, None]
+    used_NM = used_N[:, None] & used_M[None, :]
+    return tl.load(add_ptr + at_NM, mask=used_NM, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def _finish(
     acc_NM,
     square_M,
+    more_NM,
     norm_ptr,
     bias_ptr,
-    add_ptr,
     out_ptr,
     m_M,
     n_N,
     used_M,
     used_N,
-    add_stride,
     eps,
     I: tl.constexpr,  # noqa: E741
     O: tl.constexpr,  # noqa: E741
@@ -238,7 +254,4 @@ def _finish(
         tl.store(out_ptr + at_NM, gate_NM / (1.0 + tl.exp(-gate_NM)) * up_NM, mask=used_NM)
     else:
         used_NM = used_N[:, None] & used_M[None, :]
-        if add_ptr is not None:
-            add_at_NM = add_ptr + m_M[None, :] * add_stride + n_N[:, None]
-            acc_NM += tl.load(add_at_NM, mask=used_NM, other=0.0).to(tl.float32)
-        tl.store(out_ptr + m_M[None, :] * O + n_N[:, None], acc_NM, mask=used_NM)
+        tl.store(out_ptr + m_M[None, :] * O + n_N[:, None], acc_NM + more_NM, mask=used_NM)
