@@ -69,7 +69,7 @@ def verdict(said: str, code: int) -> dict[str, Any]:
     found = None if summary is None else int(summary[1])
     tests = 0 if passed is None else int(passed[1])
     sound = found == 0 and tests > 0 and code == 0
-    row = {"found": found, "passed": tests, "exit_code": code, "sound": sound}
+    row: dict[str, Any] = {"found": found, "passed": tests, "exit_code": code, "sound": sound}
     if not sound:
         lines = [line for line in said.splitlines() if line.strip()]
         row["said"] = [*[line for line in lines if "=========" in line][:12], *lines[-6:]]

@@ -310,7 +310,12 @@ def test_a_drafter_that_is_asked_now_and_then_changes_no_token(drafter: str, lat
 def test_a_vain_draft_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rounds are launched by the same gains where nothing was read between them."""
     noted: list[int] = []
-    monkeypatch.setattr(Patience, "note", lambda self, paid: bool(noted.append(len(noted))))
+
+    def note(self: Patience, paid: bool) -> bool:
+        noted.append(len(noted))
+        return False
+
+    monkeypatch.setattr(Patience, "note", note)
     for rounds in (0, 1):
         noted.clear()
         engine, _ = ahead("model", rounds=rounds, draft={"adaptive": True}, max_batch=1)

@@ -80,9 +80,9 @@ def grown(case: Case, way: Callable[[Grower], Grow]) -> tuple[Proposal, list[Fro
     grower = case.grower()
     length_B = torch.arange(case.batch, device=DEVICE) * 3 + 5
     size = (case.batch, sum(step.candidates for step in case.plan))
-    whole = [torch.full(size, -77, device=DEVICE) for _ in "tpdt"]
+    tokens, parent, depth, tag = (torch.full(size, -77, device=DEVICE) for _ in "tpdt")
     value_BP = torch.full(size, torch.nan, device=DEVICE)
-    pool = Proposal(*whole[:3], value_BP, whole[3])
+    pool = Proposal(tokens, parent, depth, value_BP, tag)
     frontier: Frontier | None = None
     frontiers = []
     for step, place in zip(grower.plan, grower.places, strict=True):
