@@ -11,6 +11,7 @@
 #
 # PYTHON       the interpreter that .venv is made with (3.11 or newer)
 # CONSTRAINTS  the versions to install
+# PYTEST_ARGS  more words for pytest; `-n 0` runs the tests in one process, one after the other
 # TORCH_INDEX  an extra package index to find torch in; see "Installing" in README.md
 
 PYTHON      ?= python3
@@ -39,7 +40,7 @@ demo: $(BASE) model
 	@$(BIN)/furcate generate --compare --target $(MODEL) --drafter hybrid --temperature 0 --max-tokens 160 "$(PROMPT)"
 
 test: $(DEV) model
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal $(PYTEST_ARGS)
 
 gpu: $(DEV) model
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
