@@ -12,6 +12,7 @@
 #
 # PYTHON       the interpreter that .venv is made with (3.11 or newer)
 # CONSTRAINTS  the versions to install
+# PYTEST_ARGS  more words for pytest; `-n 0` runs the tests in one process, one after the other
 # TORCH_INDEX  an extra package index to find torch in; see "Installing" in README.md
 
 PYTHON      ?= python3
@@ -41,7 +42,7 @@ demo: $(BASE) model
 	@$(BIN)/furcate generate --compare --target $(MODEL) --drafter hybrid --temperature 0 --max-tokens 160 "$(PROMPT)"
 
 test: $(DEV) model
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal $(PYTEST_ARGS)
 
 gpu: $(DEV) model
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
@@ -50,6 +51,7 @@ check: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini
 	$(BIN)/lint-imports
 
 evidence: $(DEV) model

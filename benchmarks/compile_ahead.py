@@ -83,7 +83,7 @@ def play(job: Job) -> dict[str, Any]:
 
 def _watched() -> tuple[Counter[str], Counter[str]]:
     """(seconds, how many) that the compiler is busy, by kernel, from now on."""
-    compiler = import_module("triton.compiler")
+    compiler: Any = import_module("triton.compiler")
     compile_as_shipped = compiler.compile
     seconds: Counter[str] = Counter()
     count: Counter[str] = Counter()
@@ -107,7 +107,8 @@ def _built(job: Job) -> Any:
     for module in ("furcate.engine.build", "furcate.drafters.make", "targets"):
         if hasattr(import_module(module), "kernels_of"):
             setattr(import_module(module), "kernels_of", lambda *_, **__: kernels)  # noqa: B010
-    around, make = import_module("furcate.drafters.around"), import_module("furcate.drafters.make")
+    around: Any = import_module("furcate.drafters.around")
+    make: Any = import_module("furcate.drafters.make")
     around.CPU_DEPTH, make.CPU_WORDS = around.GPU_DEPTH, None
     target = _target(job)
     decoder = target.decoder.on(blocks.INVARIANT if job.invariant else blocks.TRITON)
@@ -128,7 +129,8 @@ def _built(job: Job) -> Any:
 
 def _target(job: Job) -> Any:
     """Of its real sizes; a large one has few layers, and weights that nobody fills."""
-    targets, zoo = import_module("targets"), import_module("furcate.models.zoo")
+    targets: Any = import_module("targets")
+    zoo = import_module("furcate.models.zoo")
     tokenizer = import_module("furcate.text.tokenizer").load_tokenizer(zoo.resolve(targets.OWN))
     dtype, cpu = getattr(torch, job.dtype), torch.device("cpu")
     if job.target == targets.OWN:

@@ -48,7 +48,7 @@ class Given:
         self.pool = nodes
         made = proposal(1, nodes, torch.device("cpu"))
         self.depth = int(made.depth_BP.max())
-        self.depths = (self.depth,)
+        self.depths: tuple[int, ...] = (self.depth,)
         fields = (made.tokens_BP, made.parent_BP, made.depth_BP, made.value_BP)
         self._most = Proposal(*(x.expand(batch + 1, -1).contiguous().to(device) for x in fields))
 

@@ -212,7 +212,9 @@ def main() -> None:
         for kind in DRAFTERS[curve]:
             report.run(
                 {"curve": curve, "drafter": kind},
-                lambda at=(curve, kind): rows_of(target, *at, sweep, top, asked.accept),
+                lambda curve=curve, kind=kind: rows_of(
+                    target, curve, kind, sweep, top, asked.accept
+                ),
             )
         if asked.plot is not None:  # after every curve: the next may be stopped
             plot(report.record(), asked.plot)

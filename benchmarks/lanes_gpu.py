@@ -163,8 +163,10 @@ def lanes(*, tiny: bool) -> Iterator[dict[str, Any]]:
     for row in rows_of(counted_of(COUNTERS, tiny=tiny), COUNTERS):
         on = row["predicated_on"]
         share = None if on is None else on / 32
-        judged = share is not None and not row["function"].startswith(JOIN)
-        yield {**row, "lanes": share, **({"enough": share >= WANTED} if judged else {})}
+        told = {**row, "lanes": share}
+        if share is not None and not row["function"].startswith(JOIN):
+            told["enough"] = share >= WANTED
+        yield told
 
 
 def code(kernel: str, device: torch.device) -> Iterator[dict[str, Any]]:

@@ -346,7 +346,9 @@ def main() -> None:
         bench = Bench(kernels_of(device), device, torch.bfloat16, {})
         report.run(
             {"part": "moves", "shape": shape, "batch": batch, "rows": rows},
-            lambda b=bench, s=shape, at=(batch, rows): moves(b, SPECS[s], *at, asked.trees),
+            lambda b=bench, s=shape, batch=batch, rows=rows: moves(
+                b, SPECS[s], batch, rows, asked.trees
+            ),
         )
     sys.exit(report.close())
 

@@ -81,8 +81,8 @@ def started(target: str, drafter: str, device: torch.device, most: float) -> Ite
 def main() -> None:
     """Print one JSON object."""
     if sys.argv[1:2] == ["--answer"]:
-        target, drafter, device, began = sys.argv[2:]
-        told = answer(target, drafter, device, float(began))
+        target, drafter, kind, began = sys.argv[2:]
+        told = answer(target, drafter, kind, float(began))
         sys.stdout.write(MARK + json.dumps(told) + "\n")
         return
     parser = parser_of(__doc__)

@@ -40,14 +40,20 @@ def _unwritten_memory_is_nan() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_thread_for_small_models() -> None:
-    """Tiny matrices lose more to handing work between threads than they gain."""
+def _one_thread_for_small_models() -> Iterator[None]:
+    """Tiny matrices lose more to handing work between threads than they gain.
+
+    Processes that a test starts have this worker's cores, not those of all workers.
+    """
     torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", str(_cores()))
+        yield
 
 
 @pytest.fixture
 def all_cores() -> Iterator[None]:
-    """For tests on the embedded model, where threads pay."""
+    """For tests on the embedded model, where threads pay: all that no other worker has."""
     before = torch.get_num_threads()
     torch.set_num_threads(_cores())
     yield
@@ -75,4 +81,6 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    """This worker's share; without pytest-xdist there is one worker, and its name is not told."""
+    every = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return max(1, every // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))

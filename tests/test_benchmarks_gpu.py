@@ -41,17 +41,22 @@ def ran(monkeypatch: pytest.MonkeyPatch, script: str, *words: str) -> tuple[int,
         ("kernels_gpu.py", ()),
         ("round_gpu.py", ("--batches", "2", "--tokens", "10")),
         ("growth_gpu.py", ()),
-        ("soak_gpu.py", ()),
+        ("soak_gpu.py", ("--target", "FOLDER")),  # on a CPU it is not the target that counts
         ("startup_gpu.py", ()),
-        ("versus_gpu.py", ()),
+        ("versus_gpu.py", ("--target", "FOLDER", "--longest", "400")),
         ("sampler_law_gpu.py", ("--vocabularies", "8", "64", "--laws", "greedy", "all")),
         ("sweep_attention.py", ("--rows", "1")),
         ("sweep_products.py", ("--products", "qkv", "down")),
     ],
 )
 def test_a_script_measures_and_says_where(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, words: tuple[str, ...]
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    tiny_model: Path,
+    script: str,
+    words: tuple[str, ...],
 ) -> None:
+    words = tuple(str(tiny_model) if word == "FOLDER" else word for word in words)
     code, record = ran(monkeypatch, script, str(tmp_path / "out.json"), *words)
     assert code == 0
     assert record["results"]

@@ -15,6 +15,7 @@ import pytest
 from cli_runs import Ran, furcate
 
 from furcate.cli import train as command
+from furcate.heads.spec import EagleSpec
 from furcate.heads.store import load_head
 from furcate.train import gather, job
 from furcate.train.corpus import Corpus
@@ -132,6 +133,7 @@ def test_heads_are_trained_on_given_conversations(
         assert provenance["command"].startswith("furcate train eagle3 ")
         assert provenance["text"]["recipe"]["file"] == "talks.jsonl"
     spec = load_head(tmp_path / "out" / "eagle3", target).spec
+    assert isinstance(spec, EagleSpec)
     assert (spec.layers, spec.block.intermediate_size) == ((0, 1, 2), 48)
 
 

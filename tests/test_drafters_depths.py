@@ -80,14 +80,15 @@ def test_the_comparison_can_fail() -> None:
 def test_what_deep_paths_commit_is_caught_up_with_before_shallow_drafts(kind: str) -> None:
     asked = [(prompt_of(n, n), params(max_tokens=60)) for n in (8, 30)]
     streams = streams_of(asked)
-    drafter, turns = led(kind, streams, max_batch=2), [0]
+    drafter: Any = led(kind, streams, max_batch=2)
+    turns = [0]
     real = drafter.propose
 
     def propose(view: View, _: int) -> Proposal:
         turns[0] += 1
         return real(view, (WHOLE, LEVELS, LEVELS)[turns[0] % 3])
 
-    drafter.propose = propose  # type: ignore[method-assign]
+    drafter.propose = propose
     with tiny_engine(drafter, max_batch=2) as engine:
         size = engine.built.scheduler.book.page_size
         names = [engine.submit(*ask) for ask in asked]
@@ -106,7 +107,8 @@ def test_what_a_wider_proposal_left_in_the_pool_is_worth_nothing() -> None:
 
     pool, slot_B = proposal(6), torch.tensor([1])
     one = Proposal(*(getattr(proposal(4), field.name)[:1] for field in fields(Proposal)))
-    gain = put(pool, slot_B, one, 5)
+    gain = torch.empty(1, 5)
+    put(pool, slot_B, one, gain)
     assert (pool.value_BP > -torch.inf).sum(1).tolist() == [6, 4]
     assert (gain > 0).sum() == 4
 

@@ -40,7 +40,12 @@ def proposals(drafter: Any, **asked: Any) -> list[Proposal]:
     """What is proposed in the rounds of one answer."""
     made: list[Proposal] = []
     real: Callable[[View, int], Proposal] = drafter.propose
-    drafter.propose = lambda view, levels: made.append(real(view, levels)) or made[-1]
+
+    def propose(view: View, levels: int) -> Proposal:
+        made.append(real(view, levels))
+        return made[-1]
+
+    drafter.propose = propose
     with tiny_engine(drafter, max_batch=1) as engine:
         law = {"max_tokens": 8, "seed": 3, "ignore_eos": True, **asked}
         engine.collect(engine.submit(prompt_of(30), SamplingParams(**law)))

@@ -24,7 +24,8 @@ LEVELS = 3
 
 def tree(seed: int, width: int, words: int = 4) -> Tree:
     """A random tree; children of a node differ, and are less likely than it."""
-    rng, found = random.Random(seed), {(): 0.0}
+    rng = random.Random(seed)
+    found: dict[tuple[int, ...], float] = {(): 0.0}
     frontier: list[tuple[int, ...]] = [()]
     for _ in range(LEVELS):
         below = []

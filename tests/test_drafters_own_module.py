@@ -16,6 +16,7 @@ from torch import Tensor
 
 from furcate.config import SamplingParams
 from furcate.drafters.described import kind_of
+from furcate.drafters.hybrid import HybridDrafter
 from furcate.engine.engine import Engine
 from furcate.engine.naive import naive
 from furcate.errors import BadFile, BadRequest, UserError
@@ -146,7 +147,8 @@ def test_the_module_drafts_and_changes_no_token(
     with Engine.load(home, word, draft=draft, dtype="float64", device="cpu", max_batch=3) as engine:
         outputs = [engine.collect(engine.submit(*ask)) for ask in asked()]
         used = engine.built.round.drafter
-        inner = used.network if drafter.startswith("ngram+") else used  # type: ignore[attr-defined]
+        inner: Any = used.network if isinstance(used, HybridDrafter) else used
+        assert isinstance(used, HybridDrafter) == drafter.startswith("ngram+")
         assert kind_of(inner) == "mtp"
         assert inner.network.layers == (LAYERS,)
     judge = load_decoder(home, torch.float64, CPU)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import islice
 from typing import Any
 
 import pytest
 import torch
+from clocks import Uneven
 from fake_graphs import FakeRecorder, recorded
 from test_drafters_heads import Spells, gap, led, streams_of
 from test_engine_stops import Stage, matrix, one_by_one
@@ -296,21 +298,35 @@ def test_what_long_paths_in_flight_commit_is_caught_up_with(
 
 @LATE
 @pytest.mark.parametrize("drafter", ["ngram", "eagle3"])
-def test_a_drafter_that_is_asked_now_and_then_changes_no_token(drafter: str, late: bool) -> None:
+def test_a_drafter_that_is_asked_now_and_then_changes_no_token(
+    drafter: str, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Uneven(seed=1).rules(monkeypatch)
     asked = asks(8, seed=6, most=60)
     guess = guess_for(drafter, [], 3)
-    engine, _ = ahead(guess, late=late, draft={"adaptive": True}, max_batch=3)
+    engine, recorder = ahead(guess, late=late, draft={"adaptive": True}, max_batch=3)
     with engine:
+        engine._loop.watch.active = False  # a random head is hardly ever right
         engine.warm_up(GREEDY)
+        before = len(recorder.repeats)
         got = arriving_at_random(engine, asked, seed=1)
         assert free_pages(engine) == engine.built.scheduler.book.pool.count
+        names = engine.built.player.played.recorded
     assert got == [judged(*ask) for ask in asked]
+    played = Counter(names[number] for number in recorder.repeats[before:])
+    often = [name for name, count in played.items() if count > 4]  # what a probe plays is less
+    assert {name.endswith("draft") for name in often} == {True, False}
 
 
 def test_a_vain_draft_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rounds are launched by the same gains where nothing was read between them."""
     noted: list[int] = []
-    monkeypatch.setattr(Patience, "note", lambda self, paid: bool(noted.append(len(noted))))
+
+    def note(self: Patience, paid: bool) -> bool:
+        noted.append(len(noted))
+        return False
+
+    monkeypatch.setattr(Patience, "note", note)
     for rounds in (0, 1):
         noted.clear()
         engine, _ = ahead("model", rounds=rounds, draft={"adaptive": True}, max_batch=1)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from clocks import Still
 from test_engine_ahead import ahead
 from tiny_engine import judged, prompt_of, tiny_engine
 
@@ -20,20 +21,10 @@ from furcate.engine.round import Batch, Round
 ROUND = 0.02  # seconds that the device of this test takes for one
 
 
-@dataclass
-class Clock:
-    """Time that passes only where somebody waits."""
-
-    now: float = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
 class Device(Eager):
     """Rounds of equal length, one behind the other."""
 
-    def __init__(self, round_: Round, clock: Clock, rounds: int) -> None:
+    def __init__(self, round_: Round, clock: Still, rounds: int) -> None:
         super().__init__(round_)
         self.ahead = rounds
         self._clock, self._free = clock, 0.0
@@ -54,7 +45,7 @@ class Device(Eager):
 def test_a_round_takes_the_devices_time_however_many_are_in_flight(
     rounds: int, pause: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock()
+    clock = Still()
     monkeypatch.setattr("furcate.engine.loop.time", clock)
     built = tiny_engine("off").built
     engine = Engine(replace(built, player=Device(built.round, clock, rounds)))

@@ -266,8 +266,9 @@ def test_an_engine_that_could_not_keep_its_word_is_not_built(
 
 
 def test_prompts_that_say_nothing_are_refused() -> None:
+    nothing: list[str | list[int]] = ["", []]
     with tiny_engine("off") as engine:
-        for prompt in ("", []):
+        for prompt in nothing:
             with pytest.raises(BadRequest):
                 engine.stream(prompt).__next__()
         with pytest.raises(BadRequest):

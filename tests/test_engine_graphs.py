@@ -177,9 +177,10 @@ def random_outcome(seed: int, batch: int, dtype: torch.dtype) -> Emitted:
         chosen, likeliest = torch.randn(batch, 3).to(dtype), torch.randn(batch, 3, top)
         return Logprobs(chosen, ints(batch, 3, top), likeliest)
 
-    flags = [torch.rand(batch) < 0.5 for _ in range(3)]
-    gains = torch.rand(batch, rng.choice([0, 7]))
-    return Emitted(ints(batch, 3), *(ints(batch) for _ in range(4)), *flags, gains, told(), told())
+    counts = (ints(batch) for _ in range(4))
+    flags = (torch.rand(batch) < 0.5 for _ in range(3))
+    tensors = (ints(batch, 3), *counts, *flags, torch.rand(batch, rng.choice([0, 7])))
+    return Emitted(*tensors, raw=told(), processed=told())
 
 
 @pytest.mark.parametrize("batch", [1, 3, 8])

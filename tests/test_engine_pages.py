@@ -233,7 +233,13 @@ def test_no_key_is_written_outside_a_requests_own_pages() -> None:
             pool[:, cache.shape.page_size :] = torch.nan  # a canary, and poison to whoever reads it
         owned: set[int] = set()
         take = book.pool.take
-        book.pool.take = lambda wanted: owned.update(got := take(wanted)) or got  # type: ignore[method-assign]
+
+        def noted(wanted: int) -> list[int]:
+            got = take(wanted)
+            owned.update(got)
+            return got
+
+        book.pool.take = noted  # type: ignore[method-assign]
         outputs = finished(engine, [engine.submit(*ask) for ask in asked])
         assert [list(o.token_ids) for o in outputs] == answers(asked, streams)
         for pool in pools:

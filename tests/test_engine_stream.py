@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -123,6 +124,7 @@ def test_closing_a_stream_early_gives_its_pages_back(after: int) -> None:
         stream = engine.stream(MESSAGES, params(max_tokens=200))
         for _ in range(after):
             next(stream)
+        assert isinstance(stream, Generator)
         stream.close()
         (output,) = finished(engine, [other])
         assert list(output.token_ids) == judged(prompt, params())

@@ -152,10 +152,14 @@ def told_by(decoder: Decoder, drafter: str, laws: Sequence[dict[str, Any]]) -> l
 def test_a_batch_invariant_engine_gives_the_same_bits_alone_and_with_chains_beside_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = []
+    asked: list[bool] = []
 
     def invariant(found: Any) -> Any:
-        return lambda *_, batch_invariant: asked.append(batch_invariant) or found
+        def noted(*_: Any, batch_invariant: bool) -> Any:
+            asked.append(batch_invariant)
+            return found
+
+        return noted
 
     monkeypatch.setattr(building, "kernels_of", invariant(backend_triton.INVARIANT))
     monkeypatch.setattr(building, "blocks_of", invariant(blocks_triton.INVARIANT))

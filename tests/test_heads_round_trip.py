@@ -14,6 +14,7 @@ import torch
 from head_files import IDS, LAYERS, C, D, V, config_of, decoder, target, tensors_of
 
 from furcate.errors import BadFile, BadRequest, Unsupported
+from furcate.heads.eagle import Eagle3
 from furcate.heads.exchange import export_head, import_head, open_head, read_head
 from furcate.heads.formats.detect import detect, format_named
 from furcate.heads.held import Held
@@ -215,8 +216,8 @@ def test_an_imported_eagle3_computes_what_its_authors_wrote_down(tmp_path: Path)
     rng = torch.Generator().manual_seed(1)
     features_TF = torch.randn(1, 3 * C, generator=rng)
     tokens_T, at_T = torch.tensor([7]), torch.tensor([3])
-    state_TC = head.fuse(features_TF)  # type: ignore[union-attr]
-    out_TC = head(tokens_T, state_TC, at_T, causal_attend)  # type: ignore[call-arg, arg-type]
+    assert isinstance(head, Eagle3)
+    out_TC = head(tokens_T, head.fuse(features_TF), at_T, causal_attend)
 
     def norm(x: torch.Tensor, name: str) -> torch.Tensor:
         return x * (x.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * w[f"{name}.weight"]
@@ -247,7 +248,9 @@ REFUSED: list[tuple[Make, dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "options", "to", "field"), REFUSED, ids=lambda x: str(x)[:30])
+@pytest.mark.parametrize(
+    ("make", "options", "to", "field"), REFUSED, ids=lambda x: getattr(x, "__name__", str(x)[:30])
+)
 def test_what_a_format_cannot_say_is_refused(
     make: Make, options: dict[str, Any], to: str, field: str, tmp_path: Path
 ) -> None:

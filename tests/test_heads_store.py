@@ -343,7 +343,8 @@ def test_every_shipped_head_is_whole() -> None:
 
 def test_a_calibration_that_is_added_is_part_of_the_manifest(tmp_path: Path) -> None:
     folder = saved(tmp_path / "h")
-    for record in ({"scales": []}, {"scales": [1]}):
+    records: list[dict[str, list[int]]] = [{"scales": []}, {"scales": [1]}]
+    for record in records:
         add_calibration(folder, record, folder)
         assert read_native(folder).calibration == record
         assert "calibration.json" in json.loads((folder / "manifest.json").read_text())["files"]

@@ -15,7 +15,7 @@ from poison import unwritten_numbers_are_poison  # noqa: F401 (a fixture)
 from torch import Tensor
 from triton_device import DEVICE, MARKS
 
-from furcate.drafters.expand import Grower, Manner
+from furcate.drafters.expand import Grower, Manner, places
 from furcate.drafters.plan import Plan, dynamic, static
 from furcate.drafters.prune import NO_PRUNING, Pruning
 from furcate.drafters.vocabulary import Vocabulary
@@ -80,12 +80,12 @@ def grown(case: Case, way: Callable[[Grower], Grow]) -> tuple[Proposal, list[Fro
     grower = case.grower()
     length_B = torch.arange(case.batch, device=DEVICE) * 3 + 5
     size = (case.batch, sum(step.candidates for step in case.plan))
-    whole = [torch.full(size, -77, device=DEVICE) for _ in "tpdt"]
+    tokens, parent, depth, tag = (torch.full(size, -77, device=DEVICE) for _ in "tpdt")
     value_BP = torch.full(size, torch.nan, device=DEVICE)
-    pool = Proposal(*whole[:3], value_BP, whole[3])
+    pool = Proposal(tokens, parent, depth, value_BP, tag)
     frontier: Frontier | None = None
     frontiers = []
-    for step, place in zip(grower.plan, grower.places, strict=True):
+    for step, place in zip(grower.plan, places(grower.plan), strict=True):
         rows = step.candidates // step.children
         likeliest = case.likeliest(place.depth, rows, step.children)
         trees = Trees(pool, length_B)

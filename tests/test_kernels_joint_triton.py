@@ -56,7 +56,8 @@ class Case:
         """Random levels; rows that go on are drawn, children of a row differ in their token."""
         rng = torch.Generator().manual_seed(self.seed)
         up = torch.full((self.batch, 1), -1)
-        above, levels, begin, sizes = torch.zeros(self.batch, 1), [], 0, []
+        above, levels, begin = torch.zeros(self.batch, 1), [], 0
+        sizes: list[int] = []
         for d, children in enumerate(self.children, start=1):
             shape = (self.batch, up.shape[1], max(self.words, children))
             token = torch.rand(shape, generator=rng).argsort(2)[..., :children]

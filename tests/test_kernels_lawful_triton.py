@@ -69,8 +69,8 @@ class Both:
             return TORCH.accept(draft, token_BR, depth, broken_BR)
 
         kernels: Kernels = replace(TRITON, accept=accept)
-        parts = (on(DEVICE, part) for part in (self.logits_BRV, self.law, self.rows))
-        return verify(*parts, kernels)
+        law, rows = on(DEVICE, self.law), on(DEVICE, self.rows)
+        return verify(self.logits_BRV.to(DEVICE), law, rows, kernels)
 
     def differing(self) -> int:
         """Live rows whose token or soundness is not the torch chain's, rounding ties aside."""
@@ -362,7 +362,8 @@ def test_greedy_requests_are_not_filtered() -> None:
     law = replace(law, needs=Needs(True, top_k=1, top_p=True, min_p=True))
     both = Both(logits_like(draft, 40), law, rows_of(draft))
     assert both.differing() == 0
-    assert (both.verified.processed.floor_BR == -INF).all()
+    floor_BR = both.verified.processed.floor_BR
+    assert floor_BR is not None and (floor_BR == -INF).all()
 
 
 @pytest.mark.usefixtures("narrow")

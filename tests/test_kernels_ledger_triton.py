@@ -88,8 +88,8 @@ def settled(
     for by, device in ((settle, DEVICE), (stops.settle, torch.device("cpu"))):
         there = on(device, book)
         values = None if value_CP is None else value_CP.to(device, copy=True)
-        given = (on(device, x) for x in (found, draft, verdict))
-        told = by(there, *given, values, gains)
+        asks, scored, said = (on(device, x) for x in (found, draft, verdict))
+        told = by(there, asks, scored, said, values, gains)
         made.append((told, there, values))
     return made
 

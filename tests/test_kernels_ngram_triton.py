@@ -66,7 +66,8 @@ def both(tokens_BW: Tensor, length_B: Tensor, search: Search = USUAL) -> tuple[P
     """(the kernels' proposal, the reference's)."""
     temperature_B = torch.tensor([0.0, 0.7, 1.3, 5.0]).repeat(len(length_B))[: len(length_B)]
     given = (tokens_BW, length_B, temperature_B)
-    there = on_device(*(x.to(DEVICE) for x in given), search, learned(DEVICE).table)
+    words, lengths, temperatures = (x.to(DEVICE) for x in given)
+    there = on_device(words, lengths, temperatures, search, learned(DEVICE).table)
     here = Proposal(*(getattr(there, f.name).cpu() for f in fields(Proposal)))
     return here, lookup(*given, search, learned().table)
 

@@ -22,10 +22,12 @@ pytestmark = [*MARKS, pytest.mark.usefixtures("unwritten_numbers_are_poison")]
 
 def proposal(rows: int, nodes: int, *, seed: int, tagged: bool = True) -> Proposal:
     rng = torch.Generator().manual_seed(seed)
-    whole = [torch.randint(-1, 90_000, (rows, nodes), generator=rng).to(DEVICE) for _ in "tpdg"]
+    tokens, parent, depth, tag = (
+        torch.randint(-1, 90_000, (rows, nodes), generator=rng).to(DEVICE) for _ in "tpdg"
+    )
     value = -torch.rand(rows, nodes, generator=rng) * 4
     value[torch.rand(rows, nodes, generator=rng) < 0.2] = -torch.inf
-    return Proposal(*whole[:3], value.to(DEVICE), whole[3] if tagged else None)
+    return Proposal(tokens, parent, depth, value.to(DEVICE), tag if tagged else None)
 
 
 def both(

@@ -18,14 +18,13 @@ from verify_cases import law_of
 from furcate.kernels import noise_triton, sample_triton
 from furcate.kernels.draws import Draws
 from furcate.kernels.philox import Counter, philox
-from furcate.kernels.sample_triton import sample
+from furcate.kernels.sample_triton import sample, tl, triton
 from furcate.verify import noise
 from furcate.verify.law import plain_rows
 from furcate.verify.process import Choice, Processed, choose, process
 
 pytestmark = MARKS
 
-triton, tl = sample_triton.triton, sample_triton.tl
 TIE = 1e-4  # closer scores may fall either way
 # twice the worst of a million random words: float32 logarithms of torch, numpy and CUDA
 NOISE_TOLERANCE = 4e-6
@@ -61,12 +60,7 @@ class Ask:
         broken_B = torch.empty(len(self.seed_B), dtype=torch.bool, device=DEVICE)
         token_B = sample(
             spaced(self.logits_BV).to(DEVICE),
-            Draws(
-                self.temperature_B.to(DEVICE),
-                self.seed_B.to(DEVICE),
-                self.choice_B.to(DEVICE),
-                self.length_B.to(DEVICE) + 1,
-            ),
+            draws(self.temperature_B, self.seed_B, self.choice_B, self.length_B + 1),
             broken_B,
         )
         assert token_B.dtype == torch.int64
@@ -74,6 +68,10 @@ class Ask:
 
     def only(self, rows: slice) -> Ask:
         return Ask(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+
+
+def draws(*law_T: Tensor) -> Draws:
+    return Draws(*(x_T.to(DEVICE) for x_T in law_T))
 
 
 def spaced(logits_BV: Tensor) -> Tensor:
@@ -190,17 +188,17 @@ def test_rows_of_a_tree_share_their_requests_law() -> None:
     case, position_T = ask(3, 513, 5), torch.arange(40, 49)
     logits_TV = ask(9, 513, 6).logits_BV.to(DEVICE)
     laws = (case.temperature_B, case.seed_B, case.choice_B)
-    few = Draws(*(x.to(DEVICE) for x in laws), position_T.to(DEVICE))
-    all_ = Draws(*(x.repeat_interleave(3).to(DEVICE) for x in laws), position_T.to(DEVICE))
+    few = draws(*laws, position_T)
+    all_ = draws(*(x.repeat_interleave(3) for x in laws), position_T)
     assert torch.equal(sample(logits_TV, few), sample(logits_TV, all_))
-    swapped = Draws(*(x.repeat(3).to(DEVICE) for x in laws), position_T.to(DEVICE))
+    swapped = draws(*(x.repeat(3) for x in laws), position_T)
     assert not torch.equal(sample(logits_TV, few), sample(logits_TV, swapped))
 
 
 def test_who_does_not_ask_is_not_told() -> None:
     case = ask(2, 50)
     arguments = (case.temperature_B, case.seed_B, case.choice_B, case.length_B + 1)
-    token_B = sample(case.logits_BV.to(DEVICE), Draws(*(x.to(DEVICE) for x in arguments)))
+    token_B = sample(case.logits_BV.to(DEVICE), draws(*arguments))
     assert differing(case, token_B.cpu()) == 0
 
 

@@ -32,7 +32,7 @@ from furcate.models import blocks_triton, norm_triton, product_triton, row_trito
 from furcate.models.blocks import TORCH, Blocks, Stream, blocks_of
 from furcate.models.blocks_triton import INVARIANT, TRITON, ByRows
 from furcate.models.causal import causal_attend
-from furcate.models.decoder import Decoder
+from furcate.models.decoder import Decoder, Layer
 from furcate.models.product_cut import Size, Tile, one_tile
 from furcate.models.product_triton import tiled
 from furcate.models.weights import places
@@ -412,6 +412,7 @@ def test_on_a_gpu_both_records_are_those_of_the_device(dtype: torch.dtype) -> No
 @torch.inference_mode()
 def test_a_sum_that_a_product_left_over_is_made_once_before_a_fused_one() -> None:
     layer = wide_decoder().layers[0]
+    assert isinstance(layer, Layer)
     rng = torch.Generator().manual_seed(2)
     x_TC, more_TC = torch.randn(2, 5, 32, generator=rng).to(DEVICE)
     for block, norm, by in (

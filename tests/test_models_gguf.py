@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType as KIND
 from small_models import GgufRecipe, Small, gguf_name, quantised, save_hf, small, write_gguf
 
 from furcate.errors import BadFile, Unsupported
@@ -19,7 +20,6 @@ from furcate.models.rope import frequencies
 from furcate.models.weights import places
 
 CPU = torch.device("cpu")
-KIND = gguf.GGMLQuantizationType
 
 
 def both(tmp_path: Path, entry: Small, recipe: GgufRecipe) -> tuple[Path, Path]:

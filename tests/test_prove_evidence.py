@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 import typer
-from click.testing import Result
 from tiny_engine import decoder, prompt_of, tokenizer
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from furcate.engine.compare import Parting
 from furcate.errors import BadRequest

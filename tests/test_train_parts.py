@@ -13,6 +13,8 @@ from tiny_corpus import recipe, target, write_corpus
 from torch import Tensor
 
 from furcate.errors import BadRequest
+from furcate.heads.eagle import Eagle3
+from furcate.heads.mtp import Mtp
 from furcate.heads.spec import MedusaSpec
 from furcate.kernels.packed_attention import Packing
 from furcate.kernels.soft_cross_entropy import Objective, Scores
@@ -167,6 +169,7 @@ def test_a_heads_gradient_is_that_of_its_whole_loss(corpus: Corpus, tmp_path: Pa
 def _whole_loss(learner: Learner, features_TF: Tensor, last_TC: Tensor, batch: Batch) -> Tensor:
     """Conversation by conversation; step k sees the true slots by a mask built from words."""
     head, rows = learner.head, len(batch.positions_T)
+    assert isinstance(head, Mtp)
     first_TT = torch.zeros(rows, rows, dtype=torch.bool)
     for a, b in zip(batch.packing.bounds, batch.packing.bounds[1:], strict=False):
         first_TT[a:b, a:b] = torch.ones(b - a, b - a, dtype=torch.bool).tril()
@@ -220,6 +223,7 @@ def test_measures_are_those_of_a_slow_count(corpus: Corpus, tmp_path: Path) -> N
 def _chains(learner: Learner, talk: Conversation) -> dict[int, list[bool]]:
     """Whether the chain below each root hits, depth by depth, as far as answers reach."""
     head, tokens = learner.head, torch.from_numpy(talk.tokens.astype(np.int64))
+    assert isinstance(head, Eagle3)
     at_T = torch.arange(len(tokens))
     states = target().states(tokens, at_T, causal_attend, head.layers)
     best_T = target().logits(states.last_TC).argmax(1)

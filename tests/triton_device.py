@@ -8,6 +8,7 @@ without.
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,20 +21,32 @@ MARKS: list[pytest.MarkDecorator] = [pytest.mark.gpu] if DEVICE.type == "cuda" e
 
 
 def _interpret() -> None:
-    """Turn the interpreter on, and let triton 3.6's work with numpy 2.4.
+    """Turn the interpreter on, let triton 3.6's work with numpy 2.4, and spare it half its time.
 
     That numpy refuses `int` of an array of one, which loop bounds are there (triton issue 9171).
+    The half is what the interpreter does anew for each kernel, and for each call of a function in
+    one: make triton.language its own, and list which dtypes of numpy stand for triton's.
     """
     os.environ["TRITON_INTERPRET"] = "1"
+    import triton.language as tl
     from triton.runtime import interpreter
 
-    patch_as_shipped = interpreter._patch_lang_tensor
+    patch_as_shipped, numpy_as_shipped = interpreter._patch_lang_tensor, interpreter._get_np_dtype
+    known: dict[str, Any] = {}
 
     def patch(tensor: Any, scope: Any) -> None:
         patch_as_shipped(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
-    interpreter._patch_lang_tensor = patch
+    def numpy_of(dtype: Any) -> Any:
+        name = dtype.scalar.name
+        if name not in known:
+            known[name] = numpy_as_shipped(dtype)
+        return known[name]
+
+    interpreter._patch_lang_tensor, interpreter._get_np_dtype = patch, numpy_of
+    interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    interpreter._patch_lang = lambda _: interpreter._LangPatchScope()
 
 
 if DEVICE.type == "cpu":
