@@ -80,6 +80,7 @@ class Staging:
 
     slots_2B: Tensor
     block: Tensor
+    told: Emitted  # what lies in the block
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +191,8 @@ class Graphs:
         if recording.spare:
             return recording.spare.pop()
         new = self._recorder.staging
-        return Staging(new(recording.slots_2B), new(recording.block))
+        block = new(recording.block)
+        return Staging(new(recording.slots_2B), block, unpacked(block, recording.like))
 
     def _tell(self, staging: Staging, batch: Batch) -> None:
         """Say who plays; the rows behind them are the dummy's, one each."""
@@ -200,11 +202,10 @@ class Graphs:
 
 
 def _outcome(recording: Recording, staging: Staging, wait: Callable[[], None]) -> Emitted:
-    """What one replay has said; its memory is free for another."""
+    """What one replay has said; its memory is free for the next that is launched."""
     wait()
-    told = unpacked(staging.block.clone(), recording.like)
     recording.spare.append(staging)
-    return told
+    return staging.told
 
 
 class CudaRecorder:

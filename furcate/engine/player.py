@@ -15,7 +15,10 @@ from furcate.engine.round import Batch, Round
 __all__ = ["Eager", "Outcome", "Played", "Player"]
 
 Outcome = Callable[[], Emitted]
-"""Waits for the end of a round and tells, once, what came of it; all of it is the host's."""
+"""Waits for the end of a round and tells, once, what came of it; all of it is the host's.
+
+To be read before another round is launched, which may have its outcome in the same place.
+"""
 
 
 @dataclass(slots=True)
