@@ -171,14 +171,14 @@ def _kinds(job: Job, built: Any, needs: Any) -> Iterator[Any]:
     for requests in sizes:
         for rows in dict.fromkeys(rows_of):
             for width in columns:
-                for propose in (True, False) if job.way != "off" else (True,):
+                for levels in (*built.round.drafter.depths, 0):
                     yield batch_of(
                         slot_B=torch.full((requests,), built.round.state.dummy),
                         allowance_B=torch.ones(requests, dtype=torch.int64),
                         rows=rows,
                         columns=width,
                         needs=needs,
-                        propose=propose,
+                        levels=levels,
                     )
 
 

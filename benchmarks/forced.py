@@ -48,10 +48,11 @@ class Given:
         self.pool = nodes
         made = proposal(1, nodes, torch.device("cpu"))
         self.depth = int(made.depth_BP.max())
+        self.depths = (self.depth,)
         fields = (made.tokens_BP, made.parent_BP, made.depth_BP, made.value_BP)
         self._most = Proposal(*(x.expand(batch + 1, -1).contiguous().to(device) for x in fields))
 
-    def propose(self, view: View) -> Proposal:
+    def propose(self, view: View, levels: int) -> Proposal:
         count = len(view.slot_B)
         most = self._most
         return Proposal(
@@ -85,13 +86,14 @@ class Forced:
 
     def __init__(self, inner: Drafter, levels: int, context: int, device: torch.device) -> None:
         self.inner, self.levels = inner, levels
-        self.depth, self.pool, self.light = inner.depth, inner.pool, inner.light
+        self.depth, self.depths = inner.depth, inner.depths
+        self.pool, self.light = inner.pool, inner.light
         self.layers, self.footprint = inner.layers, inner.footprint
         self.token_W = torch.zeros(context + 128, dtype=torch.int64, device=device)
 
-    def propose(self, view: View) -> Proposal:
+    def propose(self, view: View, levels: int) -> Proposal:
         """The path is that of the best child at every level, whatever it is worth."""
-        made = self.inner.propose(view)
+        made = self.inner.propose(view, levels)
         tokens_BP, value_BP = made.tokens_BP.clone(), made.value_BP.clone()
         up_B1 = torch.full_like(view.length_B[:, None], -1)
         wrong_BP = (tokens_BP == self.token_W[view.length_B + 1][:, None]) & (made.depth_BP > 0)
@@ -164,6 +166,7 @@ class Drive:
             rows=rows,
             columns=longest + 1 + rows,
             needs=Needs(),
+            levels=max(self.round.drafter.depths, default=0),
         )
 
     def rewind(self) -> None:

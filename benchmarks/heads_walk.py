@@ -104,7 +104,7 @@ def _looked(
     """What is kept of each batch of an answer's roots."""
     parts: dict[str, list[np.ndarray]] = defaultdict(list)
     for view, next_BD in replay.views(stream):
-        proposal = replay.drafter.propose(view)
+        proposal = replay.drafter.propose(view, replay.drafter.depths[-1])
         for depth in depths:
             found = path_ranks(proposal, next_BD, depth)[:, :depth]
             parts[f"depth{depth}"].append(found.to(torch.int16).cpu().numpy())

@@ -134,7 +134,8 @@ def stages_of(drive: Drive, rows: int, device: torch.device) -> dict[str, Callab
     broken_BR = torch.zeros_like(choice_BR, dtype=torch.bool)
 
     def settle(of: Draft, verdict: Verdict) -> None:
-        settled = round_.state.commit(found, of, verdict, needs=batch.needs, withdraw=False)
+        gains = round_.most_nodes  # the proposals stay
+        settled = round_.state.commit(found, of, verdict, needs=batch.needs, gains=gains)
         if rows > 1:
             round_.target.cache.move(scored.slot_BR, replace(verdict, count_B=settled.count_B))
 

@@ -88,7 +88,7 @@ class Target:
 
 
 def drafts_of(way: str) -> tuple[str, DraftOptions]:
-    """A drafter's name, and how it drafts: "eagle3@5" drafts five levels."""
+    """A drafter's name, and how it drafts: "eagle3@5" has five levels."""
     name, _, depth = way.partition("@")
     return name, DraftOptions(depth=int(depth)) if depth else DraftOptions()
 

@@ -15,7 +15,9 @@ both have answered. A way that fails says so in its row, and the others go on; f
 written after every group, as `running`, so that a run that is stopped has lost one group, and
 `warm_up_seconds` tells where the rest of the time went. Once `--seconds` are over no further group
 is answered, and no further batch. Of each tree's answers the figures say how many equal those of
-own plain decoding: in bf16 a tie may fall otherwise.
+own plain decoding: in bf16 a tie may fall otherwise. "eagle3@4" always drafts four levels; without
+a number the engine chooses, and `mean_levels` says what it chose in the mean of all rounds, those
+that only warm up included.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from targets import OWN, drafts_of
 from furcate.config import EngineOptions, SamplingParams
 from furcate.engine.build import build, dtype_of
 from furcate.engine.engine import Engine
+from furcate.engine.outputs import Stats
 from furcate.engine.prompts import read_prompts
 from furcate.models.decoder import Decoder
 from furcate.models.load import load_decoder
@@ -132,16 +135,20 @@ class Setting:
             reuse_prefix=False,
         )
         built = build(self.decoder, self.tokenizer, drafter, options, drafts)
+        if drafts.depth is not None:  # no fewer either
+            built.round.drafter.depths = built.round.drafter.depths[-1:]
         return Engine(built)
 
 
-def own_way(engine: Engine) -> Way:
-    """Through the engine, as `Engine.generate` does."""
+def own_way(engine: Engine, played: list[Stats]) -> Way:
+    """Through the engine, as `Engine.generate` does; `played` hears of every answer's rounds."""
 
     def answer(prompts: Sequence[list[int]], tokens: int) -> Answers:
         law = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, seed=0)
         ids = [engine.submit(prompt, law) for prompt in prompts]
-        return [list(engine.collect(one).token_ids) for one in ids]
+        outputs = [engine.collect(one) for one in ids]
+        played.extend(choice.stats for output in outputs for choice in output.choices)
+        return [list(output.token_ids) for output in outputs]
 
     return answer
 
@@ -206,7 +213,8 @@ def rows(
         engines = {name: open_.enter_context(setting.own(name)) for name in names}
         for engine in engines.values():
             engine.warm_up(SamplingParams(temperature=0))
-        ways = {name: own_way(engine) for name, engine in engines.items()} | peers
+        played: dict[str, list[Stats]] = {name: [] for name in names}
+        ways = {name: own_way(engines[name], played[name]) for name in names} | peers
         limits = Limits(setting.peer_groups, lambda: report.late)
         found = compared(setting.tokens, ways, groups, running, limits)
         for name, one in found.items():
@@ -215,6 +223,7 @@ def rows(
             row |= {f"over_{x}": one.over(found[x]) for x in beside if one.rates}
             row["equal_to_plain"] = f"{one.equal} of {one.answers}" if "off" in found else None
             if name in engines:
+                row["mean_levels"] = sum(played[name], Stats()).mean_levels
                 row["backend"] = engines[name].backend()
             yield row
     report.note(running=None)

@@ -102,8 +102,10 @@ class SamplingParams(_Options):
 class DraftOptions(_Options):
     """How drafts are made. `num_draft_tokens` counts drafted nodes, the root excluded.
 
-    `None` leaves the choice to the drafter's defaults and the measured cost. With
-    `adaptive` false every round drafts exactly `num_draft_tokens` nodes where that many exist.
+    `None` leaves the choice to the drafter's defaults and the measured cost. `num_draft_tokens` and
+    `depth` are the most: the engine chooses by measured cost how many nodes it scores, and how many
+    levels a network drafts. With `adaptive` false every round drafts exactly `num_draft_tokens`
+    nodes where that many exist, and all levels.
 
     For drafters with a network of their own: `tree` is "dynamic", or a tree of fixed ranks as a
     list of rank paths (Medusa's `medusa_choices`) or a JSON file with one; `draft_vocab` the tokens

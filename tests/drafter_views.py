@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from furcate.drafters.base import Tokens, View
+from furcate.drafters.base import Drafter, Tokens, View
 from furcate.kernels.draft import Draft, Proposal
 from furcate.models.decoder import Decoder
 from furcate.models.spec import DecoderSpec, RopeSpec
@@ -38,6 +38,11 @@ def tiny_decoder(seed: int = 0) -> Decoder:
         for parameter in decoder.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=rng, dtype=torch.float64) * 0.7)
     return decoder.requires_grad_(False)
+
+
+def proposed(drafter: Drafter, view: View) -> Proposal:
+    """All the levels that it has."""
+    return drafter.propose(view, drafter.depths[-1])
 
 
 def law_of(temperatures: Sequence[float]) -> Law:

@@ -39,8 +39,8 @@ CHOICES = [[0], [0, 0], [1], [0, 1], [2], [0, 0, 0], [1, 0], [0, 2], [3], [0, 3]
 def proposals(drafter: Any, **asked: Any) -> list[Proposal]:
     """What is proposed in the rounds of one answer."""
     made: list[Proposal] = []
-    real: Callable[[View], Proposal] = drafter.propose
-    drafter.propose = lambda view: made.append(real(view)) or made[-1]
+    real: Callable[[View, int], Proposal] = drafter.propose
+    drafter.propose = lambda view, levels: made.append(real(view, levels)) or made[-1]
     with tiny_engine(drafter, max_batch=1) as engine:
         law = {"max_tokens": 8, "seed": 3, "ignore_eos": True, **asked}
         engine.collect(engine.submit(prompt_of(30), SamplingParams(**law)))

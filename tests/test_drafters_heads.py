@@ -165,9 +165,9 @@ def test_every_node_is_worth_what_an_unrolled_head_says(
     proposals: list[tuple[list[int], Proposal]] = []
     real = drafter.propose
 
-    def propose(view: View) -> Proposal:
+    def propose(view: View, levels: int) -> Proposal:
         text = view.tokens_BW[-1, : int(view.length_B[-1]) + 1].tolist()
-        proposals.append((text, made := real(view)))
+        proposals.append((text, made := real(view, levels)))
         return made
 
     drafter.propose = propose
@@ -187,7 +187,7 @@ def led(kind: str, streams: Sequence[Sequence[int]], **options: Any) -> Recurren
     leader = Adversary(streams, "any", vocab=VOCAB, depth=drafter.depth)
     real = drafter.propose
     drafter.pool = leader.pool
-    drafter.propose = lambda view: (real(view), leader.propose(view))[1]
+    drafter.propose = lambda view, levels: (real(view, levels), leader.propose(view, levels))[1]
     return drafter
 
 

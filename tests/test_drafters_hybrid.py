@@ -151,8 +151,8 @@ def test_every_proposal_is_a_legal_tree(kind: str) -> None:
     drafter = beside(network(kind, True), max_batch=2)
     real, seen = drafter.propose, [0]
 
-    def propose(view: View) -> Proposal:
-        made = real(view)
+    def propose(view: View, levels: int) -> Proposal:
+        made = real(view, levels)
         for b in range(len(view.length_B)):
             seen[0] += len(paths_of(made, b))
         return made

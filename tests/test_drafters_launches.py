@@ -1,7 +1,6 @@
 """On a GPU's kernels drafting calls next to nothing of torch's own, and nothing more a level.
 
-A recorded round pays for every call about what a small kernel takes. Rotary angles are the
-model's matter and not counted here.
+A recorded round pays for every call about what a small kernel takes.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from torch_launches import Launches
 from triton_device import DEVICE, MARKS
 
 from furcate.config import DraftOptions
-from furcate.drafters.around import around_head
+from furcate.drafters.around import around_head, around_model
 from furcate.drafters.base import Tokens, View
 from furcate.drafters.draft_cache import Room
 from furcate.engine.target import chain as target_chain
@@ -40,8 +39,10 @@ from furcate.models.weights import places
 
 pytestmark = MARKS
 
-KINDS = ("eagle3", "eagle3 with norms elsewhere", "mtp", "eagle1")
+KINDS = ("eagle3", "eagle3 with norms elsewhere", "mtp", "eagle1", "model of few words")
 TEXTS = [list(range(4, 23)), [9, 5], list(range(30, 37))]
+SHORTEST = [[9], [5, 8], [31]]
+FEW = 30  # words, of which some texts have others
 WIDTH = 2
 ROWS = 1 + WIDTH
 MOST = 0  # calls of a whole draft, of putting it in its place, and of learning
@@ -62,25 +63,27 @@ class Drafted:
     learning: Counter[str]
 
 
-def drafted(kind: str, depth: int, rounds: int, kernels: Kernels = TRITON) -> Drafted:
+def drafted(
+    kind: str, depth: int, rounds: int, kernels: Kernels = TRITON, texts: list[list[int]] = TEXTS
+) -> Drafted:
     drafter = drafter_of(kind, depth, kernels)
     assert drafter.depth == depth
-    view = on_device(view_of(TEXTS, width=48, temperatures=[0.9, 0.0, 0.7]))
+    view = on_device(view_of(texts, width=48, temperatures=[0.9, 0.0, 0.7]))
     width = len(drafter.layers) * drafter.network.state_size
     rng = torch.Generator().manual_seed(3)
-    features = torch.randn(len(TEXTS), 24, width, generator=rng).to(DEVICE)
+    features = torch.randn(len(texts), 24, width, generator=rng).to(DEVICE)
     proposals, launches = [], []
     with torch.no_grad():  # composite calls come apart, as they do on a GPU
-        drafter.keep(replace(view, length_B=view.length_B * 0), chain(24), features)
-        pool = empty_pool(drafter.pool)
+        drafter.keep(replace(view, length_B=view.length_B * 0), chain(24, texts), features)
+        pool, gain = empty_pool(drafter.pool), torch.empty(len(texts), ROWS, device=DEVICE)
         seen = features[:, :ROWS].contiguous()
         for _ in range(rounds):
-            with Launches("models/rope.py") as proposing:
-                proposals.append(drafter.propose(view))
-                kernels.put(pool, view.slot_B, proposals[-1], ROWS)
+            with Launches() as proposing:
+                proposals.append(drafter.propose(view, depth))
+                kernels.put(pool, view.slot_B, proposals[-1], gain)
             root_B = view.tokens_BW.gather(1, view.length_B[:, None])[:, 0]
             draft, verdict = judged(drafter, proposals[-1], root_B)
-            with Launches("models/rope.py") as learning:
+            with Launches() as learning:
                 drafter.learn(view, draft, verdict, seen)
             launches = [proposing.calls, learning.calls]
             view = replace(view, length_B=view.length_B + verdict.count_B)
@@ -88,13 +91,18 @@ def drafted(kind: str, depth: int, rounds: int, kernels: Kernels = TRITON) -> Dr
 
 
 def drafter_of(kind: str, depth: int, kernels: Kernels) -> Any:
-    spec = replace(tiny_decoder(vocab=VOCAB).spec, head_dim=16)
-    target = Decoder(spec, torch.float32, torch.device("cpu")).requires_grad_(False)
-    fill_randomly(places(target), 0)
-    target = target.to(DEVICE).on(PLAIN if kernels is TORCH else blocks_triton.TRITON)
     how = DraftOptions(depth=depth, topk=WIDTH, num_draft_tokens=ROWS, adaptive=False)
     room = Room(len(TEXTS), 32, PAGE, VOCAB, DEVICE, kernels)
-    return around_head(head_of(kind, target), how, room)
+    if kind == "model of few words":
+        return around_model(decoder_of(FEW, kernels), how, room)
+    return around_head(head_of(kind, decoder_of(VOCAB, kernels)), how, room)
+
+
+def decoder_of(words: int, kernels: Kernels) -> Decoder:
+    spec = replace(tiny_decoder(vocab=words).spec, head_dim=16)
+    made = Decoder(spec, torch.float32, torch.device("cpu")).requires_grad_(False)
+    fill_randomly(places(made), 0)
+    return made.to(DEVICE).on(PLAIN if kernels is TORCH else blocks_triton.TRITON)
 
 
 def head_of(kind: str, target: Decoder) -> Any:
@@ -144,10 +152,10 @@ def empty_pool(nodes: int) -> Proposal:
     return Proposal(tokens, parent, depth, torch.zeros(len(TEXTS), nodes, device=DEVICE), tag)
 
 
-def chain(rows: int) -> Draft:
+def chain(rows: int, texts: list[list[int]]) -> Draft:
     """A stretch of prompt as long as the target has scored, for all requests."""
-    tokens_BR = torch.zeros(len(TEXTS), rows, dtype=torch.int64, device=DEVICE)
-    live_B = torch.tensor([len(text) for text in TEXTS], device=DEVICE)
+    tokens_BR = torch.zeros(len(texts), rows, dtype=torch.int64, device=DEVICE)
+    live_B = torch.tensor([len(text) for text in texts], device=DEVICE)
     return target_chain(tokens_BR, live_B)
 
 
@@ -177,6 +185,12 @@ def test_a_head_of_more_norms_than_a_kernel_takes_drafts_the_same(
     told = drafted("eagle3", 2, 2, TORCH)
     monkeypatch.setattr(eagle, "MOST_PARTS", 2)
     assert_same(drafted("eagle3", 2, 2).proposals, told.proposals)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prompt_of_one_token_has_the_trees_that_it_has_in_torch(kind: str) -> None:
+    told, found = (drafted(kind, 3, 1, kernels, SHORTEST) for kernels in (TORCH, TRITON))
+    assert_same(found.proposals, told.proposals)
 
 
 def assert_same(ones: list[Proposal], others: list[Proposal]) -> None:

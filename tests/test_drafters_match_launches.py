@@ -68,13 +68,13 @@ class Silent:
 
     def __init__(self, drafter: Any, kernels: Kernels, view: View) -> None:
         self._real = drafter
-        self._made = drafter.propose(view)
+        self._made = drafter.propose(view, drafter.depth)
         self._plausible = Plausible(PRIOR, DEVICE, kernels.tally)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
-    def propose(self, view: View) -> Proposal:
+    def propose(self, view: View, levels: int) -> Proposal:
         return self._made
 
     def learn(self, view: View, draft: Draft, verdict: Verdict, features_BRF: Tensor) -> None:
@@ -112,7 +112,7 @@ def launches(kind: str, kernels: Kernels, patch: pytest.MonkeyPatch) -> tuple[Co
     view = there(view_of(TEXTS))
     drafter = drafter_of(kind, kernels, view)
     with patch.context() as within, Launched(within) as proposing:
-        made = drafter.propose(view)
+        made = drafter.propose(view, drafter.depths[-1])
     root_B = view.tokens_BW.gather(1, view.length_B[:, None])[:, 0]
     draft = select(made, root_B, 8, torch.full_like(root_B, 8))
     assert int(draft.live_B.min()) > 3

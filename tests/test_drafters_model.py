@@ -7,7 +7,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from drafter_views import CPU, PAGE, TINY, law_of, no_features, paths_of, tiny_decoder, view_of
+from drafter_views import (
+    CPU,
+    PAGE,
+    TINY,
+    law_of,
+    no_features,
+    paths_of,
+    proposed,
+    tiny_decoder,
+    view_of,
+)
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -92,7 +102,7 @@ def test_every_node_is_worth_what_a_teacher_forced_run_says(temperatures: Sequen
     view = view_of([LONG, SHORT, MIDDLE], temperatures=temperatures)
     drafter = drafter_of()
     read_prompt(drafter, view)
-    proposal = drafter.propose(view)
+    proposal = proposed(drafter, view)
     for b in range(3):
         found = paths_of(proposal, b)
         assert len(found) == drafter.pool
@@ -102,7 +112,7 @@ def test_every_node_is_worth_what_a_teacher_forced_run_says(temperatures: Sequen
 
 def test_the_tree_check_notices_a_prompt_that_was_never_read() -> None:
     view, drafter = view_of([LONG]), drafter_of()
-    found = paths_of(drafter.propose(view))
+    found = paths_of(proposed(drafter, view))
     expected = {path: expected_value(view, 0, path) for path in found}
     assert found != pytest.approx(expected, abs=2e-4)
 
@@ -118,7 +128,7 @@ def test_keys_of_committed_tokens_equal_a_teacher_forced_run(step: int) -> None:
     whole, drafter = [(11 * i + i // 5) % 23 for i in range(44)], drafter_of()
     read_prompt(drafter, view_of([whole[:10]], width=len(whole)))
     for end in range(10, len(whole), step):
-        drafter.propose(view_of([whole[:end]], width=len(whole), garbage=end % 23))
+        proposed(drafter, view_of([whole[:end]], width=len(whole), garbage=end % 23))
     view = view_of([whole[:end]], width=len(whole))
     keys = teacher_forced(whole[:end])[1]
     # the root's keys lie in scratch until it is scored again in the next round
@@ -128,7 +138,7 @@ def test_keys_of_committed_tokens_equal_a_teacher_forced_run(step: int) -> None:
 def test_the_key_check_notices_a_round_that_was_longer_than_the_draft() -> None:
     whole, drafter = [(11 * i + i // 5) % 23 for i in range(44)], drafter_of()
     read_prompt(drafter, view_of([whole[:10]], width=len(whole)))
-    drafter.propose(view_of([whole[:30]], width=len(whole)))
+    proposed(drafter, view_of([whole[:30]], width=len(whole)))
     keys = teacher_forced(whole[:30])[1]
     cached = cached_keys(drafter, view_of([whole[:30]], width=len(whole)), 0, 29)
     assert not torch.allclose(cached, keys[:, :-1], atol=1e-10, rtol=0)
@@ -140,11 +150,11 @@ def test_roots_whose_pages_are_not_reserved_yet_do_not_collide() -> None:
     for b, text in enumerate(texts):
         view, drafter = view_of([text, text]), drafter_of()
         read_prompt(drafter, view)
-        alone.append(paths_of(drafter.propose(view), b))
+        alone.append(paths_of(proposed(drafter, view), b))
     view, drafter = view_of(texts), drafter_of()
     read_prompt(drafter, view)
     view.table_BS[:, 1:] = 0
-    proposal = drafter.propose(view)
+    proposal = proposed(drafter, view)
     for b in range(2):
         assert paths_of(proposal, b) == pytest.approx(alone[b], abs=1e-5)
 
@@ -153,7 +163,7 @@ def test_a_request_does_not_see_its_neighbours() -> None:
     texts = [LONG, SHORT, MIDDLE]
     view, drafter = view_of(texts, temperatures=[1.0, 0.5, 0.1]), drafter_of()
     read_prompt(drafter, view)
-    together = drafter.propose(view)
+    together = proposed(drafter, view)
     for b in range(3):
         one = slice(b, b + 1)
         law = replace(
@@ -162,7 +172,8 @@ def test_a_request_does_not_see_its_neighbours() -> None:
             seed_B=view.law.seed_B[one],
             choice_B=view.law.choice_B[one],
         )
-        alone = drafter.propose(
+        alone = proposed(
+            drafter,
             replace(
                 view,
                 slot_B=view.slot_B[one],
@@ -170,7 +181,7 @@ def test_a_request_does_not_see_its_neighbours() -> None:
                 length_B=view.length_B[one],
                 table_BS=view.table_BS[one],
                 law=law,
-            )
+            ),
         )
         assert paths_of(together, b) == pytest.approx(paths_of(alone), abs=1e-5)
 
@@ -179,13 +190,13 @@ def test_the_noise_decides_between_close_tokens() -> None:
     drafter = drafter_of()
     greedy, warm = view_of([LONG]), view_of([LONG], temperatures=[2.0])
     read_prompt(drafter, greedy)
-    assert set(paths_of(drafter.propose(greedy))) != set(paths_of(drafter.propose(warm)))
+    assert set(paths_of(proposed(drafter, greedy))) != set(paths_of(proposed(drafter, warm)))
 
 
 def test_no_token_outside_the_targets_vocabulary_is_proposed() -> None:
     view, drafter = view_of([LONG]), drafter_of(vocab=5)
     read_prompt(drafter, view)
-    assert int(drafter.propose(view).tokens_BP.max()) < 5
+    assert int(proposed(drafter, view).tokens_BP.max()) < 5
 
 
 def test_forbidden_tokens_are_not_proposed() -> None:
@@ -194,7 +205,7 @@ def test_forbidden_tokens_are_not_proposed() -> None:
     allowed_BV[0, [3, 8]] = True
     view = replace(view, law=replace(view.law, allowed_BV=allowed_BV))
     read_prompt(drafter, view)
-    found = paths_of(drafter.propose(view))
+    found = paths_of(proposed(drafter, view))
     assert {token for path in found for token in path} == {3, 8}
 
 
@@ -213,7 +224,7 @@ def test_a_copied_page_carries_the_drafts_keys_along() -> None:
 def test_the_weights_are_corrected_by_what_was_accepted(accepted: int) -> None:
     view, drafter = view_of([LONG], temperatures=[1.0]), drafter_of()
     read_prompt(drafter, view)
-    proposal = drafter.propose(view)
+    proposal = proposed(drafter, view)
     draft = select(proposal, view.tokens_BW[:, -1], 4, torch.tensor([4]))
     path = torch.tensor([[0, min(1, accepted), min(2, accepted), min(2, accepted)]])
     verdict = Verdict(path, path, torch.tensor([accepted + 1]), torch.tensor([accepted]))
@@ -226,7 +237,7 @@ def test_the_weights_are_corrected_by_what_was_accepted(accepted: int) -> None:
 
 def test_the_dummy_request_teaches_nothing() -> None:
     view, drafter = view_of([LONG], slots=[CAPACITY]), drafter_of()
-    draft = select(drafter.propose(view), view.tokens_BW[:, -1], 4, torch.tensor([4]))
+    draft = select(proposed(drafter, view), view.tokens_BW[:, -1], 4, torch.tensor([4]))
     path = torch.tensor([[0, 1, 2, 2]])
     verdict = Verdict(path, path, torch.tensor([3]), torch.tensor([2]))
     drafter.learn(view, draft, verdict, no_features(draft))
@@ -236,7 +247,7 @@ def test_the_dummy_request_teaches_nothing() -> None:
 def test_propose_and_learn_read_no_value_on_the_host() -> None:
     with FakeTensorMode():
         view, drafter = view_of([LONG, SHORT], temperatures=[1.0, 0.0]), drafter_of()
-        proposal = drafter.propose(view)
+        proposal = proposed(drafter, view)
         draft = select(proposal, view.tokens_BW[:, -1], 4, torch.tensor([4, 4]))
         path = torch.zeros(2, 4, dtype=torch.int64)
         verdict = Verdict(path, path, path[:, 0] + 1, path[:, 0])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from drafter_views import CPU, no_features, paths_of, rows_equal, view_of
+from drafter_views import CPU, no_features, paths_of, proposed, rows_equal, view_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -42,7 +42,7 @@ def drafter_of(options: DraftOptions | None = None) -> NgramDrafter:
 def play(drafter: NgramDrafter, view: View, truth: Sequence[int], rows: int = 8) -> None:
     """One round in which the target would say `truth`."""
     root_B = view.tokens_BW.gather(1, view.length_B[:, None])[:, 0]
-    draft = select(drafter.propose(view), root_B, rows, torch.tensor([rows]))
+    draft = select(proposed(drafter, view), root_B, rows, torch.tensor([rows]))
     tokens, parent = draft.tokens_BR[0].tolist(), draft.parent_BR[0].tolist()
     path = [0]
     for row in range(1, int(draft.live_B)):
@@ -115,25 +115,25 @@ def expected_tree(text: Sequence[int], options: DraftOptions) -> dict[tuple[int,
 @settings(max_examples=150, deadline=None)
 @given(TEXTS, OPTIONS)
 def test_the_tree_is_what_a_search_by_hand_finds(text: list[int], options: DraftOptions) -> None:
-    found = paths_of(drafter_of(options).propose(view_of([text], width=len(text) + 3, garbage=1)))
+    found = paths_of(proposed(drafter_of(options), view_of([text], width=len(text) + 3, garbage=1)))
     assert found == pytest.approx(expected_tree(text, options), abs=1e-4)
 
 
 def test_the_oracle_notices_a_token_past_the_root() -> None:
     options = DraftOptions(depth=3, topk=4)
-    found = paths_of(drafter_of(options).propose(view_of([[1, 2, 1, 2, 1]])))
+    found = paths_of(proposed(drafter_of(options), view_of([[1, 2, 1, 2, 1]])))
     assert found != pytest.approx(expected_tree([1, 2, 1, 2, 1, 2], options), abs=1e-4)
 
 
 def test_only_committed_tokens_are_proposed() -> None:
     text = [5, 6, 7, 5, 6]
-    found = paths_of(drafter_of().propose(view_of([text], width=40, garbage=9)))
+    found = paths_of(proposed(drafter_of(), view_of([text], width=40, garbage=9)))
     assert found
     assert {token for path in found for token in path} <= set(text)
 
 
 def test_a_continuation_that_reaches_the_root_goes_round_again() -> None:
-    found = paths_of(drafter_of(DraftOptions(depth=6)).propose(view_of([[4, 9, 8, 4, 9, 8]])))
+    found = paths_of(proposed(drafter_of(DraftOptions(depth=6)), view_of([[4, 9, 8, 4, 9, 8]])))
     assert (4, 9, 8, 4, 9, 8) in found
 
 
@@ -144,14 +144,14 @@ def test_match_lengths_count_back_from_each_column() -> None:
 
 @pytest.mark.parametrize("text", [[3], [1, 2, 3, 4, 5]], ids=["root alone", "no word recurs"])
 def test_where_nothing_recurs_nothing_is_proposed(text: list[int]) -> None:
-    assert paths_of(drafter_of().propose(view_of([text]))) == {}
+    assert paths_of(proposed(drafter_of(), view_of([text]))) == {}
 
 
 def test_a_common_word_earns_little_and_a_copied_passage_much() -> None:
     word = [9, 1, 9, 2, 9, 3, 9, 4, 9]
     passage = [*range(20, 50), 99, *range(20, 40)]
     drafter = drafter_of()
-    gain_BN = gains(drafter.propose(view_of([word, passage])), 15)
+    gain_BN = gains(proposed(drafter, view_of([word, passage])), 15)
     assert gain_BN[0, 0] < 0.2
     assert gain_BN[1, :8].sum() > 6
 
@@ -170,19 +170,19 @@ def test_a_match_promises_less_the_hotter_the_request_and_a_weak_one_loses_most(
 @given(st.lists(TEXTS, min_size=2, max_size=4))
 def test_a_request_does_not_see_its_neighbours(texts: list[list[int]]) -> None:
     drafter, width = drafter_of(), max(map(len, texts))
-    together = drafter.propose(view_of(texts, width=width))
+    together = proposed(drafter, view_of(texts, width=width))
     for b, text in enumerate(texts):
-        alone = drafter.propose(view_of([text], width=width))
+        alone = proposed(drafter, view_of([text], width=width))
         assert rows_equal(together, alone, b, 0)
 
 
 @pytest.mark.parametrize("right", [True, False])
 def test_rates_follow_what_is_accepted(right: bool) -> None:
     drafter, view = drafter_of(), view_of([[1, 2, 3, 1, 2]])
-    before = paths_of(drafter.propose(view))[(3,)]
+    before = paths_of(proposed(drafter, view))[(3,)]
     for _ in range(20):
         play(drafter, view, [3 if right else 8])
-    after = paths_of(drafter.propose(view))[(3,)]
+    after = paths_of(proposed(drafter, view))[(3,)]
     assert (after > before) == right
 
 
@@ -192,19 +192,19 @@ def test_rates_settle_at_the_true_frequency() -> None:
         play(drafter, view, [3 if i % 4 == 0 else 8])
     # the prior weighs 16 of 16 + 50 counts that have not faded, and says 0.58
     expected = (16 * 0.58 + 50 * 0.25) / 66
-    assert math.exp(paths_of(drafter.propose(view))[(3,)]) == pytest.approx(expected, abs=0.02)
+    assert math.exp(paths_of(proposed(drafter, view))[(3,)]) == pytest.approx(expected, abs=0.02)
 
 
 def test_a_rate_that_fell_comes_back_while_other_nodes_are_drafted() -> None:
     drafter, poor, good = drafter_of(), view_of([[1, 2, 3, 1, 2]]), view_of([[*range(20)] * 2])
-    before = paths_of(drafter.propose(poor))[(3,)]
+    before = paths_of(proposed(drafter, poor))[(3,)]
     for _ in range(100):
         play(drafter, poor, [8])
-    fallen = paths_of(drafter.propose(poor))[(3,)]
+    fallen = paths_of(proposed(drafter, poor))[(3,)]
     for _ in range(400):
         play(drafter, good, range(20), rows=4)
     assert fallen < before - 0.5
-    assert paths_of(drafter.propose(poor))[(3,)] == pytest.approx(before, abs=0.05)
+    assert paths_of(proposed(drafter, poor))[(3,)] == pytest.approx(before, abs=0.05)
 
 
 def test_nodes_below_a_miss_are_not_judged() -> None:
@@ -224,13 +224,13 @@ def test_values_keep_falling_along_a_path_that_was_always_right() -> None:
     drafter, view = drafter_of(), view_of([[*range(30), *range(20)]])
     for _ in range(200):
         play(drafter, view, range(20, 30), rows=12)
-    assert tuple(range(20, 30)) in paths_of(drafter.propose(view))  # which checks every step
+    assert tuple(range(20, 30)) in paths_of(proposed(drafter, view))  # which checks every step
 
 
 def test_propose_and_learn_read_no_value_on_the_host() -> None:
     with FakeTensorMode():
         drafter, view = drafter_of(), view_of([[1, 2, 3, 1, 2], [4, 4, 4]])
-        proposal = drafter.propose(view)
+        proposal = proposed(drafter, view)
         draft = select(proposal, view.tokens_BW[:, 0], 4, torch.tensor([4, 4]))
         path_BD = torch.zeros(2, 4, dtype=torch.int64)
         verdict = Verdict(path_BD, path_BD, path_BD[:, 0] + 1, path_BD[:, 0])

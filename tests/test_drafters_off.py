@@ -30,8 +30,8 @@ def setting(embedded_model: Path) -> Setting:
 
 def test_off_proposes_nothing_and_select_copes() -> None:
     drafter, view = OffDrafter(), view_of([[1, 2, 1], [4]])
-    proposal = drafter.propose(view)
-    assert drafter.depth == 0
+    proposal = drafter.propose(view, 0)
+    assert drafter.depth == 0 and drafter.depths == ()
     assert gains(proposal, 3).sum() == 0
     draft = select(proposal, torch.tensor([1, 4]), 4, torch.tensor([4, 4]))
     assert draft.live_B.tolist() == [1, 1]
@@ -57,14 +57,14 @@ def test_an_adversarys_trees_are_legal(shape: str) -> None:
     texts = [STREAM[:3], STREAM[:9], [7, 7]]
     drafter = Adversary([STREAM], shape, vocab=TINY.vocab_size, seed=5)
     for _ in range(20):
-        proposal = drafter.propose(view_of(texts))
+        proposal = drafter.propose(view_of(texts), drafter.depth)
         for b in range(3):
             paths_of(proposal, b)
 
 
 def test_the_hidden_path_is_there_and_never_the_likeliest() -> None:
     drafter = Adversary([STREAM], "hidden", vocab=TINY.vocab_size)
-    proposal = drafter.propose(view_of([STREAM[:3]]))
+    proposal = drafter.propose(view_of([STREAM[:3]]), drafter.depth)
     right = tuple(STREAM[3:7])
     assert right in paths_of(proposal)
     draft = select(proposal, torch.tensor([STREAM[2]]), 25, torch.tensor([25]))
@@ -75,5 +75,5 @@ def test_the_hidden_path_is_there_and_never_the_likeliest() -> None:
 def test_the_wrong_tree_never_helps() -> None:
     drafter = Adversary([STREAM], "wrong", vocab=TINY.vocab_size)
     for _ in range(20):
-        paths = paths_of(drafter.propose(view_of([STREAM[:3]])))
+        paths = paths_of(drafter.propose(view_of([STREAM[:3]]), drafter.depth))
         assert (STREAM[3],) not in paths

@@ -81,7 +81,7 @@ def test_a_rest_is_plain_decoding_and_loses_no_draft(monkeypatch: pytest.MonkeyP
 
     engine, _ = ahead("model", draft={"adaptive": True}, max_batch=1)
     loop = engine._loop
-    monkeypatch.setattr(loop.budget, "_probe", lambda needs, rows, drafts=True: 1 + 0.001 * rows)
+    monkeypatch.setattr(loop.budget, "_probe", lambda needs, b, rows, levels: 1 + 0.001 * rows)
     monkeypatch.setattr(Returns, "positive", True)
     loop.patience = Moody(tries=1, again=1, first=4, longest=4)
     read = loop._read
@@ -89,7 +89,7 @@ def test_a_rest_is_plain_decoding_and_loses_no_draft(monkeypatch: pytest.MonkeyP
     @torch.inference_mode()
     def noted(flight: Flight) -> None:
         emitted = flight.outcome()
-        played.append((flight.batch.rows, flight.batch.propose, emitted.told()[0].drafted))
+        played.append((flight.batch.rows, flight.batch.levels > 0, emitted.told()[0].drafted))
         read(replace(flight, outcome=lambda: emitted))
 
     monkeypatch.setattr(loop, "_read", noted)

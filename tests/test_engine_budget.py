@@ -23,7 +23,7 @@ class Probe:
         self.cost = cost
         self.asked: list[int] = []
 
-    def __call__(self, needs: Needs, rows: int, drafts: bool) -> float:
+    def __call__(self, needs: Needs, requests: int, rows: int, levels: int) -> float:
         self.asked.append(rows)
         return self.cost(rows)
 
@@ -125,17 +125,17 @@ def test_a_slower_machine_moves_all_sizes_alike() -> None:
 
 
 def test_a_round_that_drafts_has_a_cost_of_its_own() -> None:
-    asked: list[tuple[int, bool]] = []
+    asked: list[tuple[int, int]] = []
 
-    def probe(needs: Needs, rows: int, drafts: bool) -> float:
-        asked.append((rows, drafts))
-        return 2.0 if drafts else 1.0
+    def probe(needs: Needs, requests: int, rows: int, levels: int) -> float:
+        asked.append((rows, levels))
+        return 2.0 if levels else 1.0
 
-    costs = Budget(probe, most_nodes=7, adaptive=True).costs(NEEDS)
-    assert (costs.of(1), costs.of(1, drafts=False)) == (2.0, 1.0)
-    costs.observe(1, 1.5, drafts=False)
-    assert costs.of(1) == pytest.approx(2 * costs.of(1, drafts=False))
-    assert asked == [(1, True), (1, False)]
+    costs = Budget(probe, most_nodes=7, adaptive=True, depths=(4,), deepest=4).costs(NEEDS)
+    assert (costs.of(1, levels=4), costs.of(1)) == (2.0, 1.0)
+    costs.observe(1, 1.5)
+    assert costs.of(1, levels=4) == pytest.approx(2 * costs.of(1))
+    assert asked == [(1, 0), (1, 4)]
 
 
 def test_drafts_pay_while_their_rounds_emit_more_than_plain_ones_would() -> None:

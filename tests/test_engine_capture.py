@@ -138,12 +138,13 @@ def crossings(kind: str, asked: list[SamplingParams], rows: int) -> list[str]:
             rows=rows,
             columns=128,
             needs=needs_of(asked, VOCAB),
+            levels=max(round_.drafter.depths, default=0),
             raw_top=2,
             processed_top=2,
         )
         with watched() as found:
             packed(round_.play(batch))
-            packed(round_.play(replace(batch, propose=False)))
+            packed(round_.play(replace(batch, levels=0)))
     return found
 
 
@@ -161,25 +162,25 @@ def test_a_round_copies_nothing_between_host_and_device(
 def test_the_check_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     propose = NgramDrafter.propose
 
-    def sends(self: Any, view: Any) -> Any:
+    def sends(self: Any, view: Any, levels: int) -> Any:
         torch.tensor([1.0], device=view.length_B.device)
-        return propose(self, view)
+        return propose(self, view, levels)
 
-    def moves(self: Any, view: Any) -> Any:
+    def moves(self: Any, view: Any, levels: int) -> Any:
         torch.ones(3).to(view.length_B.device)
-        return propose(self, view)
+        return propose(self, view, levels)
 
-    def puts(self: Any, view: Any) -> Any:
+    def puts(self: Any, view: Any, levels: int) -> Any:
         view.tokens_BW[view.length_B >= 0] = 1
-        return propose(self, view)
+        return propose(self, view, levels)
 
-    def puts_one(self: Any, view: Any) -> Any:
+    def puts_one(self: Any, view: Any, levels: int) -> Any:
         view.tokens_BW[0, -1] = 1
-        return propose(self, view)
+        return propose(self, view, levels)
 
-    def picks(self: Any, view: Any) -> Any:
+    def picks(self: Any, view: Any, levels: int) -> Any:
         view.tokens_BW[:, [0, 1]]
-        return propose(self, view)
+        return propose(self, view, levels)
 
     for fault in (sends, moves, puts, puts_one, picks):
         monkeypatch.setattr(NgramDrafter, "propose", fault)

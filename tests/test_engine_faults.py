@@ -9,8 +9,10 @@ import pytest
 from tiny_engine import free_pages, judged, prompt_of, tiny_engine
 
 from furcate.config import SamplingParams
+from furcate.drafters.base import View
 from furcate.engine.budget import Patience
 from furcate.engine.engine import Engine
+from furcate.kernels.draft import Proposal
 
 
 def params(**changes: Any) -> SamplingParams:
@@ -114,7 +116,12 @@ def test_a_costly_drafter_that_never_pays_is_left_alone(monkeypatch: pytest.Monk
         proposed: list[int] = []
         drafter = engine._loop.round.drafter
         real = drafter.propose
-        monkeypatch.setattr(drafter, "propose", lambda view: (proposed.append(1), real(view))[1])
+
+        def propose(view: View, levels: int) -> Proposal:
+            proposed.append(levels)
+            return real(view, levels)
+
+        monkeypatch.setattr(drafter, "propose", propose)
         out = engine.collect(engine.submit(prompt_of(20), params(max_tokens=200)))
         assert list(out.token_ids) == judged(prompt_of(20), params(max_tokens=200, seed=out.seed))
         assert out.stats.rounds == 200

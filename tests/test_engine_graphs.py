@@ -101,6 +101,7 @@ def _three_of_a_kind(engine: Any, slot: int) -> Batch:
         rows=16,
         columns=80,
         needs=Needs(),
+        levels=max(engine.built.round.drafter.depths, default=0),
     )
 
 
@@ -108,14 +109,15 @@ def test_kinds_are_rounded_up() -> None:
     engine, _ = recorded("ngram", max_batch=6, max_context=4096, kv_tokens=8192)
     graphs = engine.built.player
     assert isinstance(graphs, Graphs)
-    batch = Batch(torch.tensor([1, 2, 3]), torch.tensor([4, 4, 4]), 4, 600, Needs(top_k=40))
+    three, four = torch.tensor([1, 2, 3]), torch.tensor([4, 4, 4])
+    batch = Batch(three, four, 4, 600, Needs(top_k=40), levels=2)
     kind = graphs.kind_of(batch)
     assert (kind.requests, kind.rows, kind.columns, kind.needs.top_k) == (4, 4, 1024, 64)
-    five = replace(batch, slot_B=torch.arange(5), needs=Needs(), columns=4100, propose=False)
+    five = replace(batch, slot_B=torch.arange(5), needs=Needs(), columns=4100, levels=0)
     kind = graphs.kind_of(five)
     assert (kind.requests, kind.columns) == (6, 4096 + 15 + 2), "no bucket beyond what there is"
     assert kind.name == "6x4 columns=4113"
-    assert graphs.kind_of(batch).name == "4x4 columns=1024 top_k draft"
+    assert graphs.kind_of(batch).name == "4x4 columns=1024 top_k draft=2"
 
 
 def test_what_cannot_be_recorded_is_launched_and_said() -> None:
@@ -153,8 +155,8 @@ def test_warming_up_records_the_common_kinds_first() -> None:
     with engine:
         engine.warm_up(GREEDY)
         names = engine.built.player.played.recorded
-        assert [name.split()[0] for name in names] == ["1x1", "1x2", "1x4", "1x8", "1x16", "1x1"]
-        assert [name.endswith("draft") for name in names] == [True] * 5 + [False]
+        assert [name.split()[0] for name in names] == ["1x1", "1x1", "1x2", "1x4", "1x8", "1x16"]
+        assert [name.endswith("draft=4") for name in names] == [False] + [True] * 5
     engine, _ = recorded("off", max_batch=2)
     with engine:
         engine.warm_up(GREEDY)

@@ -81,8 +81,9 @@ def test_a_round_never_waits_for_the_device(law: dict[str, Any]) -> None:
             rows=8,
             columns=128,
             needs=needs_of([params], VOCAB),
+            levels=max(one.built.round.drafter.depths, default=0),
         ).on(GPU)
-        undrafted = replace(batch, propose=False)
+        undrafted = replace(batch, levels=0)
         one.built.round.play(batch)
         one.built.round.play(undrafted)
         torch.cuda.set_sync_debug_mode("error")

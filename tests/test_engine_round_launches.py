@@ -38,7 +38,7 @@ def round_of(drafter: str, params: SamplingParams, patch: Any) -> Round:
     return round_
 
 
-def counted(drafter: str, law: str, rows: int, patch: Any, **changes: Any) -> Launches:
+def counted(drafter: str, law: str, rows: int, patch: Any, *, drafts: bool = False) -> Launches:
     params = SamplingParams(max_tokens=9, **LAWS[law])
     with torch.inference_mode():
         round_ = round_of(drafter, params, patch)
@@ -49,7 +49,7 @@ def counted(drafter: str, law: str, rows: int, patch: Any, **changes: Any) -> La
             rows=rows,
             columns=32,
             needs=needs_of([params], VOCAB),
-            **changes,
+            levels=drafts * max(round_.drafter.depths, default=0),
         )
         with launches() as found:
             packed(round_.play(batch))
@@ -60,29 +60,29 @@ def quiet(round_: Round) -> None:
     """What the drafter does is its own matter: it learns nothing, and has its proposal ready."""
     slot_B = torch.tensor([0])
     view = round_.state.view(slot_B, 32, needs_of([SamplingParams()], VOCAB))
-    ready = round_.drafter.propose(view)
+    ready = round_.drafter.propose(view, max(round_.drafter.depths, default=0))
     round_.drafter.learn = lambda *_: None  # type: ignore[method-assign]
-    round_.drafter.propose = lambda _: ready  # type: ignore[method-assign]
+    round_.drafter.propose = lambda *_: ready  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("law", LAWS)
 def test_a_plain_round_launches_nothing_of_torch_and_few_kernels(
     law: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = counted("off", law, 1, monkeypatch, propose=False)
+    found = counted("off", law, 1, monkeypatch)
     assert found.torch.total() == 0, found.torch
     assert found.triton.total() - LAYERS * OF_A_LAYER <= AROUND, found.triton
 
 
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("propose", [False, True])
-def test_a_drafted_round_has_its_block_put_together_by_torch_and_nothing_else(
-    law: str, propose: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("drafts", [False, True])
+def test_a_drafted_round_launches_nothing_of_torch_either(
+    law: str, drafts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = counted("ngram", law, 7, monkeypatch, propose=propose)
-    assert found.torch == ({"cat": 1} if propose else {})
+    found = counted("ngram", law, 7, monkeypatch, drafts=drafts)
+    assert found.torch.total() == 0, found.torch
     # the drafted rows are selected, and the accepted ones moved; the next draft is looked up, kept
-    more = 4 if propose else 2
+    more = 4 if drafts else 2
     assert found.triton.total() - LAYERS * OF_A_LAYER <= AROUND + more, found.triton
 
 

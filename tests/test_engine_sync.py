@@ -52,18 +52,18 @@ GREEDY = SamplingParams(temperature=0, max_tokens=40, seed=4)
 class Peeking(NgramDrafter):
     """Reads one number on the host."""
 
-    def propose(self, view: View) -> Proposal:
+    def propose(self, view: View, levels: int) -> Proposal:
         assert view.length_B[0].item() >= 0
-        return super().propose(view)
+        return super().propose(view, levels)
 
 
 class Branching(NgramDrafter):
     """Branches on a tensor's value."""
 
-    def propose(self, view: View) -> Proposal:
+    def propose(self, view: View, levels: int) -> Proposal:
         if (view.length_B > 100).any():
-            return super().propose(view)
-        return super().propose(view)
+            return super().propose(view, levels)
+        return super().propose(view, levels)
 
 
 def drafter_of(kind: str, target: Decoder, shape: CacheShape, draft: DraftOptions) -> Drafter:
@@ -103,13 +103,14 @@ def round_of(kind: str) -> Round:
     return built.round
 
 
-def batch_of(rows: int, **changes: Any) -> Batch:
+def batch_of(round_: Round, rows: int, **changes: Any) -> Batch:
     return Batch(
         slot_B=torch.tensor([1, 3]),
         allowance_B=torch.tensor([rows, rows]),
         rows=rows,
         columns=24 + rows,
         needs=needs_of([EVERYTHING, GREEDY], VOCAB),
+        levels=max(round_.drafter.depths, default=0),
         raw_top=4,
         processed_top=3,
         **changes,
@@ -138,8 +139,9 @@ def shapes(record: Any) -> dict[str, torch.Size]:
 def test_the_round_waits_for_nothing(kind: str, rows: int) -> None:
     round_ = round_of(kind)
     with fake():
-        emitted = round_.play(batch_of(rows))
-    real = round_of(kind).play(batch_of(rows))
+        emitted = round_.play(batch_of(round_, rows))
+    again = round_of(kind)
+    real = again.play(batch_of(again, rows))
     assert shapes(emitted) == shapes(real), "and its shapes are known beforehand"
     assert {"raw.chosen_BD", "processed.top_BDK"} <= set(shapes(emitted))
 
@@ -148,7 +150,7 @@ def test_the_round_waits_for_nothing(kind: str, rows: int) -> None:
 def test_prefill_and_the_first_draft_wait_for_nothing(kind: str) -> None:
     round_ = round_of(kind)
     with fake():
-        batch = batch_of(1)
+        batch = batch_of(round_, 1)
         view = round_.state.view(batch.slot_B[:1], 21, batch.needs)
         round_.prefill(view, chain(view.tokens_BW[:, :16], torch.tensor([16])), Span(21))
         gain_BN = round_.propose(batch)
@@ -159,12 +161,12 @@ def test_prefill_and_the_first_draft_wait_for_nothing(kind: str) -> None:
 def test_the_check_can_fail(kind: str) -> None:
     round_ = round_of(kind)
     with fake(), pytest.raises(DataDependentOutputException):
-        round_.play(batch_of(8))
+        round_.play(batch_of(round_, 8))
 
 
 def test_reading_the_result_is_what_waits() -> None:
     round_ = round_of("ngram")
     with fake():
-        emitted = round_.play(batch_of(8))
+        emitted = round_.play(batch_of(round_, 8))
         with pytest.raises(DataDependentOutputException):
             emitted.count_B[0].item()

@@ -128,6 +128,16 @@ def test_more_rows_than_are_written_at_a_time_take_several_turns(splits: int) ->
     assert_same(case, splits, Tile(64, 16, masked=False))
 
 
+@pytest.mark.parametrize("heads", [(2, 1), (9, 3)], ids=str)
+@pytest.mark.parametrize("splits", [1, 3])
+def test_rows_of_several_tiles_are_each_turned_and_written_as_by_two_launches(
+    splits: int, heads: tuple[int, int]
+) -> None:
+    case = random_pass(layout(4, [41, 7], 29, 16), heads)
+    assert_same(case, splits, Tile(16, 16))
+    assert_same(case, splits, Tile(32, 32, masked=False))
+
+
 @pytest.mark.parametrize("first", [1, 17, 40])
 def test_rows_in_hidden_columns_are_written_all_the_same(first: int) -> None:
     case = random_pass(layout(first, [45, 40, 41], 5, 16, full=True), first=first)

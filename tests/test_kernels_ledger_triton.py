@@ -76,7 +76,7 @@ def judged(rng: torch.Generator, batch: int, rows: int) -> tuple[Draft, Verdict]
 
 
 def settled(
-    seed: int, asked: list[int], rows: int, stops_wide: int, withdrawn: bool
+    seed: int, asked: list[int], rows: int, stops_wide: int, withdrawn: bool, gains: int = 0
 ) -> list[tuple[Settled, Book, Tensor | None]]:
     """What the kernel makes of a round, and what the reference does."""
     rng = torch.Generator().manual_seed(seed)
@@ -88,7 +88,8 @@ def settled(
     for by, device in ((settle, DEVICE), (stops.settle, torch.device("cpu"))):
         there = on(device, book)
         values = None if value_CP is None else value_CP.to(device, copy=True)
-        told = by(there, on(device, found), on(device, draft), on(device, verdict), values)
+        given = (on(device, x) for x in (found, draft, verdict))
+        told = by(there, *given, values, gains)
         made.append((told, there, values))
     return made
 
@@ -133,14 +134,14 @@ def test_the_rounds_end_in_every_way() -> None:
 
 @pytest.mark.parametrize("nodes", [0, 5])
 def test_the_host_reads_it_as_one_block_that_need_not_be_packed(nodes: int) -> None:
-    (told, *_), (truth, *_) = settled(3, [1, 0, 2], 9, 3, False)
-    gain_BN = torch.rand(3, nodes, device=DEVICE)
+    (told, *_), (truth, *_) = settled(3, [1, 0, 2], 9, 3, False, nodes)
+    assert told.gain_BN.shape == truth.gain_BN.shape == (3, nodes)
+    for one in (told, truth):
+        one.gain_BN.copy_(torch.arange(3 * nodes).view(3, nodes))
     shown = {field.name: getattr(told, field.name) for field in fields(told)}
-    emitted = Emitted(**shown, gain_BN=gain_BN, raw=None, processed=None)
+    emitted = Emitted(**shown, raw=None, processed=None)
     block = packed(emitted)
-    in_place = block.untyped_storage().data_ptr() == told.tokens_BD.untyped_storage().data_ptr()
-    assert in_place == (nodes == 0)
+    assert block.untyped_storage().data_ptr() == told.tokens_BD.untyped_storage().data_ptr()
     read = unpacked(block.cpu(), emitted)
     for field in fields(truth):
         assert torch.equal(getattr(read, field.name), getattr(truth, field.name)), field.name
-    assert torch.equal(read.gain_BN, gain_BN.cpu())

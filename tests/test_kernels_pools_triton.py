@@ -28,14 +28,16 @@ def proposal(rows: int, nodes: int, *, seed: int, tagged: bool = True) -> Propos
     return Proposal(*whole[:3], value.to(DEVICE), whole[3] if tagged else None)
 
 
-def both(slots: list[int], nodes: int, most: int, *, tagged: bool = True) -> list[str]:
-    """Where the kernel differs from the reference."""
+def both(
+    slots: list[int], nodes: int, most: int, *, tagged: bool = True, more: int = 0
+) -> list[str]:
+    """Where the kernel differs from the reference, in a pool of `more` nodes than are proposed."""
     new, slot_B = proposal(len(slots), nodes, seed=1, tagged=tagged), torch.tensor(slots)
-    heard, told = proposal(6, nodes, seed=2), proposal(6, nodes, seed=2)
-    gain = put(heard, slot_B.to(DEVICE), new, most)
-    want = reference.put(told, slot_B.to(DEVICE), new, most)
+    heard, told = (proposal(6, nodes + more, seed=2) for _ in range(2))
+    gain, want = (torch.full((len(slots), most), torch.nan, device=DEVICE) for _ in "gw")
+    put(heard, slot_B.to(DEVICE), new, gain)
+    reference.put(told, slot_B.to(DEVICE), new, want)
     torch.testing.assert_close(gain, want, rtol=1e-6, atol=1e-7)
-    assert gain.shape == (len(slots), most)
     return differing(heard, told)
 
 
@@ -55,6 +57,12 @@ def test_proposals_lie_in_their_slots_and_gain_what_torch_says(
     assert both(slots, nodes, most) == []
 
 
+@pytest.mark.parametrize(("nodes", "more"), [(1, 1), (10, 100), (15, 1), (16, 16), (20, 50)])
+def test_a_narrower_proposal_takes_the_place_of_a_wider_one(nodes: int, more: int) -> None:
+    assert both([5, 1, 2], nodes, 16, more=more) == []
+    assert both([3], nodes, 3, more=more, tagged=False) == []
+
+
 def test_a_proposal_without_tags_gets_zeros() -> None:
     assert both([2, 4], 9, 5, tagged=False) == []
 
@@ -66,6 +74,7 @@ def test_a_pool_that_no_program_can_sort_is_put_by_torch() -> None:
 def test_the_comparison_can_fail() -> None:
     new, slot_B = proposal(2, 9, seed=1), torch.tensor([1, 2], device=DEVICE)
     heard, told = proposal(6, 9, seed=2), proposal(6, 9, seed=2)
-    put(heard, slot_B, new, 4)
-    reference.put(told, slot_B + 1, replace(new, tag_BP=None), 4)
+    gain = torch.empty(2, 4, device=DEVICE)
+    put(heard, slot_B, new, gain)
+    reference.put(told, slot_B + 1, replace(new, tag_BP=None), gain)
     assert set(differing(heard, told)) == {f.name for f in fields(Proposal)}

@@ -71,12 +71,10 @@ class Pass:
         return out_THD.view(*self.where.draft.tokens_BR.shape, *out_THD.shape[1:])
 
     def worst(self, out_BRHD: Tensor) -> float:
-        """The largest distance of a live row that sees anything; NaN counts as infinite."""
-        rows = torch.arange(out_BRHD.shape[1])
-        position_BR = self.where.length_B[:, None] + rows
-        counts_BR = (rows < self.where.draft.live_B[:, None]) & (position_BR >= self.first)
+        """The largest distance of a live row; NaN counts as infinite."""
+        live_BR = torch.arange(out_BRHD.shape[1]) < self.where.draft.live_B[:, None]
         gap_BRHD = (out_BRHD.double() - self.judged()).abs().nan_to_num(nan=torch.inf)
-        return float(gap_BRHD[counts_BR].max())
+        return float(gap_BRHD[live_BR].max())
 
 
 def spaced(x_THD: Tensor) -> Tensor:
@@ -267,6 +265,7 @@ def test_columns_below_the_first_are_hidden_and_never_read(first: int, splits: i
 def test_a_row_that_sees_nothing_gets_zeros(splits: int) -> None:
     case = random_pass(layout(2, [0, 0], 1, 16), first=1)
     assert torch.equal(case.run(splits), torch.zeros(2, 1, 4, 16))
+    assert not case.judged().any()
 
 
 def test_a_chain_of_any_length_gives_its_first_rows_bit_for_bit() -> None:
@@ -308,13 +307,17 @@ def frontier(seed: int, lengths: list[int], rows: int, nodes: int, first: int) -
 def test_a_level_of_a_draft_sees_what_it_is_told(
     rows: int, nodes: int, splits: int, first: int
 ) -> None:
-    """Its columns lie anywhere, and a matrix says who sees them; the rows are the last ones."""
-    lengths = [37, 1, 64]
+    """Its columns lie anywhere, and a matrix says who sees them; the rows are the last ones.
+
+    A root that stands at a hidden position is hidden as well.
+    """
+    lengths = [37, 0, 1, 64]
     case = frontier(nodes, lengths, rows, nodes, first)
     rng = torch.Generator().manual_seed(rows)
     own = torch.tensor([case.where.slots(b, n + nodes, n) for b, n in enumerate(lengths)])
-    slot_BN = own[:, torch.randperm(nodes, generator=rng)]
-    sees_BRN = torch.rand(3, rows, nodes, generator=rng) < 0.4
+    order = [0, *(1 + torch.randperm(nodes - 1, generator=rng))]  # a hidden root is never read
+    slot_BN = own[:, order]
+    sees_BRN = torch.rand(4, rows, nodes, generator=rng) < 0.4
     sees_BRN[:, :, 0] = True
 
     def sight(device: torch.device) -> Sight:

@@ -62,6 +62,7 @@ class Stage:
             rows=rows,
             columns=max([request.committed for request in players], default=1) + rows,
             needs=needs_of([GREEDY], VOCAB),
+            levels=max(self.loop.round.drafter.depths, default=0),
         )
         return self.loop.round.play(batch)
 

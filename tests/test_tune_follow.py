@@ -66,7 +66,7 @@ def test_level_one_is_what_the_drafter_proposes_by(kind: str) -> None:
             drafter.scores(out_BC, 0)[:, None], view.law.temperature_B, noise_BV, 1
         )[:, 0]
         best_B = drafter.words.targets(weight_BV.argmax(1))
-        assert torch.equal(drafter.propose(view).tokens_BP[:, 0], best_B)
+        assert torch.equal(drafter.propose(view, drafter.depth).tokens_BP[:, 0], best_B)
 
 
 def test_rows_that_no_tree_leads_to_are_left_out_and_counted() -> None:

@@ -156,6 +156,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
         f"{report['prompts']} answers, {report['tokens']} tokens, {report['rounds']} rounds, "
         f"on {report['device']}",
         f"tokens per round (bonus included): {report['tokens_per_round']:.3f}",
+        f"levels drafted for a round, in the mean: {report['mean_levels']:.2f}",
         "accepted by depth, of those that reached it: "
         + _shares(report["conditional_acceptance_by_depth"]),
         f"accepted by depth, of all rounds: {_shares(report['marginal_acceptance_by_depth'])}",

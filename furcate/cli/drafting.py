@@ -43,7 +43,12 @@ class DraftFlags:
         ),
     ] = None
     depth: Annotated[
-        int | None, Option(help="Most drafted tokens in a row.", rich_help_panel=_DRAFT)
+        int | None,
+        Option(
+            help="Most drafted tokens in a row. Networks draft as many levels as pay, up to this; "
+            "n-grams and Medusa all of them.",
+            rich_help_panel=_DRAFT,
+        ),
     ] = None
     topk: Annotated[
         int | None,

@@ -88,6 +88,7 @@ def stats_json(stats: Stats) -> dict[str, Any]:
         "tokens": stats.tokens,
         "rounds": stats.rounds,
         "tokens_per_round": stats.tokens_per_round,
+        "mean_levels": stats.mean_levels,
         "drafted": stats.drafted,
         "accepted": stats.accepted,
         "conditional_acceptance_by_depth": stats.conditional_acceptance_by_depth,

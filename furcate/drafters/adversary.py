@@ -87,6 +87,7 @@ class Adversary:
         pool: int = 24,
     ) -> None:
         self.depth = depth
+        self.depths: tuple[int, ...] = (depth,)
         self.pool = pool
         self.streams = [list(stream) for stream in streams]
         self.accepted = 0
@@ -102,7 +103,7 @@ class Adversary:
     def read(self, view: View, rows: Draft) -> None:
         """It knows the text already."""
 
-    def propose(self, view: View) -> Proposal:
+    def propose(self, view: View, levels: int) -> Proposal:
         """One tree per request."""
         trees = []
         for tokens, length in zip(view.tokens_BW.tolist(), view.length_B.tolist(), strict=True):

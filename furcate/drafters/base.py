@@ -61,6 +61,7 @@ class Drafter(Protocol):
     """
 
     depth: int  # deepest level it proposes; 0: never proposes
+    depths: tuple[int, ...]  # levels that it can be asked for, ascending; (): never proposes
     pool: int  # P, nodes of a proposal
     light: bool  # proposing costs next to nothing: it is asked after every round
     layers: tuple[int, ...]  # target states it needs, counted as transformers' `hidden_states` are
@@ -86,8 +87,12 @@ class Drafter(Protocol):
         """
         ...
 
-    def propose(self, view: View) -> Proposal:
-        """Candidates below each request's root."""
+    def propose(self, view: View, levels: int) -> Proposal:
+        """Candidates below each request's root; `levels` is one of `depths`.
+
+        With fewer than the most it is what a drafter of that many would propose, and may be
+        narrower than `pool`.
+        """
         ...
 
     def learn(self, view: View, draft: Draft, verdict: Verdict, features_BRF: Tensor) -> None:

@@ -65,7 +65,8 @@ class DraftCache:
 
     Drafted rows keep their keys in a scratch of their own, since more nodes are expanded than are
     kept, and so does the root, whose page may not be reserved yet. A network with states is not
-    trained on position 0, before which there is none: nobody sees what is kept there.
+    trained on position 0, before which there is none: nobody sees what is kept there, not even the
+    root of a text of one token or the nodes below it.
 
     Args:
         network: what is kept depends on it alone.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from furcate.drafters.base import View
 from furcate.drafters.likeliest import Reader, reading
-from furcate.drafters.plan import Plan
+from furcate.drafters.plan import Plan, cut
 from furcate.drafters.plausible import PRIOR, Plausible
 from furcate.drafters.prune import NO_PRUNING, Pruning
 from furcate.drafters.vocabulary import Vocabulary
@@ -54,7 +54,7 @@ class Manner:
         plausible = Plausible(self.calibration, device, kernels.tally)
         asks = self.pruning.asks_entropy
         reader = Reader(words, plausible, kernels, entropy=asks, coupled=self.coupled)
-        return Grower(self.plan, places(self.plan), reader, self.pruning)
+        return Grower(self.plan, reader, self.pruning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,6 @@ class Grower:
     """How a drafter's scores become trees."""
 
     plan: Plan
-    places: tuple[Place, ...]  # of the plan's levels
     reader: Reader
     pruning: Pruning
 
@@ -85,9 +84,9 @@ class Grower:
             least=pruning.least,
         )
 
-    def begin(self, view: View) -> Growth:
-        """Trees of the roots alone."""
-        return Growth(self, view)
+    def begin(self, view: View, levels: int) -> Growth:
+        """Trees of the roots alone, which will have so many levels."""
+        return Growth(self, view, cut(self.plan, levels))
 
     def spelled_out(
         self,
@@ -136,12 +135,12 @@ class Grower:
 class Growth:
     """The trees of one round while they grow."""
 
-    def __init__(self, grower: Grower, view: View) -> None:
-        self._grower = grower
-        self._read = reading(grower.reader, view, len(grower.plan))
+    def __init__(self, grower: Grower, view: View, plan: Plan) -> None:
+        self._plan, self._places = plan, places(plan)
+        self._read = reading(grower.reader, view, len(plan))
         self._grow: Grow = grower.reader.kernels.grow or grower.spelled_out
         self._by = grower.yardstick
-        self._trees = Trees(_unwritten(view, grower.plan), view.length_B)
+        self._trees = Trees(_unwritten(view, plan), view.length_B)
         self._frontier: Frontier | None = None
         self._levels = 0
 
@@ -157,7 +156,7 @@ class Growth:
         `logits_BFV`: the drafter's scores at the frontier's rows, or one row for all of them;
         `below_BF`: int64, positions of these rows' children, where somebody knows them already.
         """
-        step, place = self._grower.plan[self._levels], self._grower.places[self._levels]
+        step, place = self._plan[self._levels], self._places[self._levels]
         above = self._frontier
         likeliest = self._read(logits_BFV, place.depth, step.children, below_BF)
         self._frontier = self._grow(likeliest, above, self._by, place, self._trees)
@@ -165,7 +164,7 @@ class Growth:
 
     def proposal(self) -> Proposal:
         """All candidates of all levels as one pool, level by level."""
-        assert self._levels == len(self._grower.plan)
+        assert self._levels == len(self._plan)
         return self._trees.pool
 
 

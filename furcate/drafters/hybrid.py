@@ -56,11 +56,15 @@ class HybridDrafter:
         self.network = network
         self.layers = network.layers
         self.depth = max(ngram.depth, network.depth)
+        self.depths = network.depths
         self.pool = ngram.pool + network.pool
         self.trust = Trust(device, kinds=3)
         sizes = tuple(step.candidates for step in network.plan)
         begin_L = torch.tensor([*accumulate(sizes, initial=0)], dtype=torch.int32, device=device)
-        self._pools = Pools(sizes, begin_L, ngram.depth)
+        self._pools = {
+            levels: Pools(sizes[:levels], begin_L[: levels + 1], ngram.depth)
+            for levels in self.depths
+        }
         self._join = kernels.join or joined
         self._tally = kernels.tally_joint
         self._dummy = capacity
@@ -78,10 +82,12 @@ class HybridDrafter:
         """The network's matter."""
         self.network.read(view, rows)
 
-    def propose(self, view: View) -> Proposal:
-        """Both trees as one."""
+    def propose(self, view: View, levels: int) -> Proposal:
+        """Both trees as one: so many levels of the network's, and all that the matches say."""
+        network = self.network.propose(view, levels)
+        matches = self.ngram.propose(view, self.ngram.depth)
         counts = (self.trust.expected_K, self.trust.accepted_K)
-        return self._join(self.network.propose(view), self.ngram.propose(view), self._pools, counts)
+        return self._join(network, matches, self._pools[levels], counts)
 
     def learn(self, view: View, draft: Draft, verdict: Verdict, features_BRF: Tensor) -> None:
         """Each of the two hears of its own nodes, and the joint values of all."""

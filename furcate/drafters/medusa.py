@@ -40,6 +40,8 @@ class MedusaDrafter:
         self.layers = heads.layers
         self.plan = manner.plan
         self.depth = len(manner.plan)
+        # one product gives all heads, so fewer of them are no cheaper
+        self.depths: tuple[int, ...] = (self.depth,)
         self.pool = sum(step.candidates for step in manner.plan)
         spec = heads.spec
         self.words = Vocabulary(heads.token_D, min(room.vocab, spec.vocab_size))
@@ -67,11 +69,11 @@ class MedusaDrafter:
     def read(self, view: View, rows: Draft) -> None:
         """There are no keys to catch up with."""
 
-    def propose(self, view: View) -> Proposal:
+    def propose(self, view: View, levels: int) -> Proposal:
         """Every head's guess from the state before the root, level by level."""
         logits_KBV = self.heads.logits(self._heard(view))
-        growth = self._grower.begin(view)
-        for logits_BV in logits_KBV[: self.depth]:
+        growth = self._grower.begin(view, levels)
+        for logits_BV in logits_KBV[:levels]:
             growth.branch(logits_BV[:, None])
         return growth.proposal()
 

@@ -50,6 +50,10 @@ class ModelNetwork:
         self, tokens_T: Tensor, state: Tensor | Fed, positions_T: Tensor, attend: Attend
     ) -> Tensor:
         """Final hidden states, [T, C]; what came before is in the keys."""
+        if isinstance(state, Fed):  # its kernel finds embeddings as well; there is no state to pick
+            token = state.named(self.decoder.embedding, tokens_T, None)
+            x_TC, _, by = state.read((token,), self.decoder.rope, positions_T)
+            return self.decoder.through(x_TC, by, attend, ()).last_TC
         hidden_TC: Tensor = self.decoder(tokens_T, positions_T, attend)
         return hidden_TC
 

@@ -51,6 +51,7 @@ class NgramDrafter:
         kernels: Kernels = TORCH,
     ) -> None:
         self.depth = DEPTH if options.depth is None else options.depth
+        self.depths: tuple[int, ...] = (self.depth,)
         self.matches = MATCHES if options.topk is None else options.topk
         self.pool = self.matches * self.depth
         self.rates = Rates(device)
@@ -67,7 +68,7 @@ class NgramDrafter:
     def read(self, view: View, rows: Draft) -> None:
         """The view holds all the text there is; nothing is kept."""
 
-    def propose(self, view: View) -> Proposal:
+    def propose(self, view: View, levels: int) -> Proposal:
         """The merged continuations of the best matches of each request's last tokens."""
         temperature_B, table = view.law.temperature_B, self.rates.table
         return self._lookup(view.tokens_BW, view.length_B, temperature_B, self._search, table)

@@ -19,6 +19,7 @@ class OffDrafter:
     """Proposes one dead slot, so that every stage keeps a pool of legal shape."""
 
     depth = 0
+    depths: tuple[int, ...] = ()
     pool = 1
     light = True
     layers: tuple[int, ...] = ()
@@ -30,7 +31,7 @@ class OffDrafter:
     def read(self, view: View, rows: Draft) -> None:
         """There is no cache to fill."""
 
-    def propose(self, view: View) -> Proposal:
+    def propose(self, view: View, levels: int) -> Proposal:
         """A pool in which nothing lives."""
         shape, device = (view.length_B.shape[0], self.pool), view.length_B.device
         return Proposal(

@@ -6,14 +6,18 @@ Legend: F frontier rows, C children of a row, X = F * C candidates of a level.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from furcate.tree.topology import Topology
 
-__all__ = ["Plan", "Step", "dynamic", "static"]
+__all__ = ["Plan", "Step", "cut", "depths", "dynamic", "static"]
+
+# Levels worth choosing between: the best number earns little more than its neighbour, and every one
+# that is played is a recording more
+_LADDER = (2, 4, 6, 8, 12, 16, 24, 32, 48)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,20 @@ def dynamic(depth: int, width: int, children: int) -> Plan:
         rows = 0 if d == depth - 1 else min(width, candidates)
         steps.append(Step(children, candidates, rows))
     return tuple(steps)
+
+
+def depths(plan: Plan) -> tuple[int, ...]:
+    """How many of its levels may be drafted, ascending; a tree of fixed ranks is drafted whole."""
+    if any(step.pick_F is not None for step in plan):
+        return (len(plan),)
+    return (*(levels for levels in _LADDER if 4 * levels <= 3 * len(plan)), len(plan))
+
+
+def cut(plan: Plan, levels: int) -> Plan:
+    """The first `levels` of it: the plan of a drafter of that depth."""
+    if levels == len(plan):
+        return plan
+    return (*plan[: levels - 1], replace(plan[levels - 1], rows=0))
 
 
 def static(tree: Topology, device: torch.device) -> Plan:

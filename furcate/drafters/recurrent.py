@@ -15,6 +15,7 @@ from furcate.drafters.base import View
 from furcate.drafters.draft_cache import DraftCache, Ending, Pass, Room
 from furcate.drafters.expand import Frontier, Manner
 from furcate.drafters.footprint import SPELLED_OUT, Footprint, storages
+from furcate.drafters.plan import depths
 from furcate.drafters.vocabulary import Vocabulary
 from furcate.heads.recurrent import Fed, Recurrent, whole
 from furcate.kernels.beside import Rows
@@ -43,6 +44,7 @@ class RecurrentDrafter:
         self.layers = network.layers
         self.plan = manner.plan
         self.depth = len(manner.plan)
+        self.depths = depths(manner.plan)
         self.pool = sum(step.candidates for step in manner.plan)
         self.cache = DraftCache(network, room, [step.rows for step in manner.plan])
         self.words = Vocabulary(network.token_D, min(room.vocab, network.vocab))
@@ -82,13 +84,17 @@ class RecurrentDrafter:
         before_BRC = self.cache.before(view, stretch.position_BR)
         self._score(before_BRC.flatten(0, 1), stretch)
 
-    def propose(self, view: View) -> Proposal:
-        """Catch up with what was committed, then grow the tree level by level."""
+    def propose(self, view: View, levels: int) -> Proposal:
+        """Catch up with what was committed, then grow the tree level by level.
+
+        As many tokens are caught up with whatever was asked before: the round behind the deepest
+        draft may be followed by the shallowest.
+        """
         tail = self.cache.tail(view, self._tail)
         out_BFC = self._root(tail)
-        growth = self._grower.begin(view)
+        growth = self._grower.begin(view, levels)
         growth.branch(self._logits(out_BFC), tail.below_B1)
-        for depth in range(1, self.depth):
+        for depth in range(1, levels):
             out_BFC = self._below(view, growth.frontier, out_BFC, depth)
             growth.branch(self._logits(out_BFC), growth.frontier.below_BF)
         return growth.proposal()
@@ -147,7 +153,8 @@ class RecurrentDrafter:
     def _score(self, state: Tensor | Fed, rows: Pass) -> Tensor:
         """Outputs [B, R, C] at these rows, fed with the states before them."""
         known_T = rows.tokens_BR.flatten()
-        if not self._reads_all:  # tokens that the target alone knows read as the network's last one
+        # tokens that the target alone knows read as the network's last one; `Fed` sees to that
+        if not self._reads_all and isinstance(state, Tensor):
             known_T = known_T.clamp_max(self.network.vocab - 1)
         out_TC = self.network(
             known_T,

@@ -130,9 +130,10 @@ def report(engine: Engine, answers: Sequence[Answered], asked: Mapping[str, Any]
 def summary(answers: Sequence[Answered]) -> dict[str, Any]:
     """The figures of `furcate bench`, as a JSON object.
 
-    `tokens_per_round` counts the bonus token. `conditional_acceptance_by_depth[d]` is the share
-    accepted of the rounds in which the accepted path of length d had a child to try,
-    `marginal_acceptance_by_depth[d]` the share of all rounds whose path was longer than d.
+    `tokens_per_round` counts the bonus token, `mean_levels` the levels of a round's draft (0 where
+    there was none). `conditional_acceptance_by_depth[d]` is the share accepted of the rounds in
+    which the accepted path of length d had a child to try, `marginal_acceptance_by_depth[d]` the
+    share of all rounds whose path was longer than d.
     """
     drafted, plain = Side(), Side()
     for one in answers:
@@ -143,6 +144,7 @@ def summary(answers: Sequence[Answered]) -> dict[str, Any]:
         "prompts": len(answers),
         "tokens": drafted.stats.tokens,
         "rounds": drafted.stats.rounds,
+        "mean_levels": drafted.stats.mean_levels,
         "drafted": drafted.stats.drafted,
         "accepted": drafted.stats.accepted,
         "tokens_per_round": drafted.stats.tokens_per_round,

@@ -1,53 +1,21 @@
-"""How many rows the next round gets: measured cost against expected gain; one row is plain."""
+"""How much a round does, by what that costs and brings: rows it scores, levels it drafts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 
+from furcate.engine.costs import Costs
+from furcate.engine.levels import Levels
 from furcate.tree.cost import pooled_gains
 from furcate.verify.law import Needs
 
-__all__ = ["Budget", "Costs", "Patience", "Returns"]
+__all__ = ["Budget", "Patience", "Returns"]
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 WORTH = 1.03  # a tree must promise this much more than plain decoding: both are estimates
-DRIFT = 0.1  # weight of one round in the running ratio of measured to probed cost
 RECENT = 1 / 16  # weight of one round in what a drafter has been bringing
-
-
-@dataclass(slots=True)
-class Costs:
-    """Seconds of a round by its total rows and whether it drafts the next, probed when needed.
-
-    A round of b requests with r rows each costs what the smallest probed size >= b * r costs.
-    What all sizes share and no probe sees (longer contexts, a busier machine) is followed by one
-    running ratio, so that sizes which are rarely played do not grow stale against the others.
-    """
-
-    probe: Callable[[int, bool], float]  # (rows, drafts)
-    seconds: dict[tuple[int, bool], float] = field(default_factory=dict)
-    drift: float = 1.0
-
-    def of(self, rows: int, *, drafts: bool = True) -> float:
-        """Expected seconds of a round with `rows` rows in total."""
-        return self._probed(_bucket(rows), drafts) * self.drift
-
-    def at_least(self, rows: int) -> float:
-        """A lower bound of `of(rows)` that never probes: cost grows with rows."""
-        known = [s for (size, _), s in self.seconds.items() if size <= _bucket(rows)]
-        return max(known, default=0.0) * self.drift
-
-    def observe(self, rows: int, seconds: float, *, drafts: bool = True) -> None:
-        """Take note of a round that was played."""
-        ratio = seconds / self._probed(_bucket(rows), drafts)
-        self.drift += DRIFT * (min(ratio, 2 * self.drift) - self.drift)
-
-    def _probed(self, size: int, drafts: bool) -> float:
-        if (size, drafts) not in self.seconds:
-            self.seconds[size, drafts] = self.probe(size, drafts)
-        return self.seconds[size, drafts]
 
 
 @dataclass(slots=True)
@@ -119,19 +87,31 @@ class Patience:
 
 
 class Budget:
-    """Chooses the rows of a round: the bucket with the best E(N)/T(N).
+    """Chooses the rows of a round, the bucket with the best E(N)/T(N), and the levels of a draft.
 
-    `most_nodes` is the largest tree; with `adaptive` false every round gets it.
+    Args:
+        probe: seconds of a round: (needs, requests, rows of all, levels of the next draft).
+        most_nodes: of the largest tree.
+        adaptive: if not, every round gets that tree, and every draft all levels.
+        depths: levels that a draft may have, ascending.
+        deepest: most nodes that a round accepts.
     """
 
     def __init__(
-        self, probe: Callable[[Needs, int, bool], float], *, most_nodes: int, adaptive: bool
+        self,
+        probe: Callable[[Needs, int, int, int], float],
+        *,
+        most_nodes: int,
+        adaptive: bool,
+        depths: tuple[int, ...] = (),
+        deepest: int = 0,
     ) -> None:
         self._probe = probe
         self._costs: dict[Needs, Costs] = {}
         self.most_nodes = most_nodes
         self.adaptive = adaptive
         self.buckets = _buckets_up_to(most_nodes + 1)
+        self.levels = Levels(depths, deepest)
 
     def rows(self, needs: Needs, gains: Sequence[Sequence[float]]) -> int:
         """Rows per request, root included, for requests whose next drafts have these gains.
@@ -147,32 +127,41 @@ class Budget:
         if not pooled or pooled[0] <= 0:
             return 1
         earned = list(accumulate(pooled, initial=float(len(gains))))
-        costs = self.costs(needs)
-        best_rows, best_rate = 1, WORTH * earned[0] / costs.of(len(gains))
+        costs, requests = self.costs(needs), len(gains)
+        levels = self.levels.first(costs, requests)
+        plain = costs.of(requests, requests=requests, levels=levels)
+        best_rows, best_rate = 1, WORTH * earned[0] / plain
         for rows in self.buckets[1:]:
-            tokens = earned[min(rows - 1, len(pooled))]
-            if tokens <= best_rate * costs.at_least(rows * len(gains)):
+            tokens, size = earned[min(rows - 1, len(pooled))], rows * requests
+            if tokens <= best_rate * costs.at_least(size, requests=requests, levels=levels):
                 continue
-            rate = tokens / costs.of(rows * len(gains))
+            rate = tokens / costs.of(size, requests=requests, levels=levels)
             if rate > best_rate:
                 best_rows, best_rate = rows, rate
         return best_rows
 
+    def levels_behind(self, needs: Needs, rows: int, requests: int) -> int:
+        """Levels of the draft that a round of `rows` rows per request makes."""
+        if not (self.adaptive and self.most_nodes):
+            return self.levels.now
+        return self.levels.choose(self.costs(needs), rows * requests, requests)
+
     def costs(self, needs: Needs) -> Costs:
         """The cost table of one kind of round."""
         if needs not in self._costs:
-            self._costs[needs] = Costs(lambda rows, drafts: self._probe(needs, rows, drafts))
+            self._costs[needs] = Costs(
+                lambda requests, rows, levels: self._probe(needs, requests, rows, levels),
+                self.levels.depths,
+                self.buckets[-1],
+            )
         return self._costs[needs]
 
-    def observe(self, needs: Needs, rows: int, seconds: float, *, drafts: bool = True) -> None:
+    def observe(
+        self, needs: Needs, rows: int, seconds: float, *, requests: int = 1, levels: int = 0
+    ) -> None:
         """Take note of a round that was played with `rows` rows in total."""
         if self.adaptive and self.most_nodes:
-            self.costs(needs).observe(rows, seconds, drafts=drafts)
-
-
-def _bucket(rows: int) -> int:
-    """The smallest size of 1, 2, 4, 8, ... that holds `rows`."""
-    return 1 << (rows - 1).bit_length()
+            self.costs(needs).observe(rows, seconds, requests=requests, levels=levels)
 
 
 def _buckets_up_to(rows: int) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ class Flight:
     batch: Batch
     began: float  # when it was launched, by `time.perf_counter`
     outcome: Outcome
+    levels: list[int] = field(default_factory=list)  # of the drafts that it scores, by player
     timed: bool = True  # how long it takes tells of its kind
     held: list[int] = field(default_factory=list)  # pages of those who have ended meanwhile
 
@@ -50,7 +51,7 @@ class Flights:
     @property
     def asked(self) -> bool:
         """Whether the last of them asks the drafter, which then knows all that is committed."""
-        return bool(self._queue) and self._queue[-1].batch.propose
+        return bool(self._queue) and self._queue[-1].batch.levels > 0
 
     def launched(self, flight: Flight) -> None:
         """One more."""

@@ -60,7 +60,7 @@ class Kind:
     rows: int
     columns: int
     needs: Needs
-    propose: bool
+    levels: int
     raw_top: int | None
     processed_top: int | None
 
@@ -70,7 +70,7 @@ class Kind:
         needs = [name for name in Needs.__dataclass_fields__ if getattr(self.needs, name)]
         tops = [self.raw_top is not None and "raw", self.processed_top is not None and "processed"]
         words = [f"{self.requests}x{self.rows}", f"columns={self.columns}", *needs]
-        words += [word for word in tops if word] + ["draft"] * self.propose
+        words += [word for word in tops if word] + [f"draft={self.levels}"] * (self.levels > 0)
         return " ".join(words)
 
 
@@ -137,7 +137,7 @@ class Graphs:
             rows=batch.rows,
             columns=min(_bucket(max(batch.columns, _LEAST_COLUMNS)), self._widest),
             needs=replace(batch.needs, top_k=top_k),
-            propose=batch.propose,
+            levels=batch.levels,
             raw_top=batch.raw_top,
             processed_top=batch.processed_top,
         )
@@ -170,7 +170,7 @@ class Graphs:
             rows=kind.rows,
             columns=kind.columns,
             needs=kind.needs,
-            propose=kind.propose,
+            levels=kind.levels,
             raw_top=kind.raw_top,
             processed_top=kind.processed_top,
         )

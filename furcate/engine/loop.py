@@ -50,10 +50,17 @@ class Loop:
         self.limits = built.limits
         self._reuse_prefix = built.options.reuse_prefix
         most_nodes = built.round.most_nodes
-        self.budget = Budget(self._probe, most_nodes=most_nodes, adaptive=built.adaptive)
-        self.patience = Patience.of(light=built.round.drafter.light)
+        drafter = built.round.drafter
+        self.budget = Budget(
+            self._probe,
+            most_nodes=most_nodes,
+            adaptive=built.adaptive,
+            depths=drafter.depths,
+            deepest=drafter.depth,
+        )
+        self.patience = Patience.of(light=drafter.light)
         self.returns = Returns()
-        self.watch = Watch(active=not built.round.drafter.light)
+        self.watch = Watch(active=not drafter.light)
         self.flights = Flights(self.scheduler.book.pool, self.state.shape.levels)
         self._lineup = Lineup(self.limits.vocab, self.scheduler.book.page_size)
         self._catch_up = CatchUp(self.round, self.limits.vocab)
@@ -83,12 +90,11 @@ class Loop:
         """Learn ahead what small rounds of this kind cost, so that no request waits for it."""
         needs = needs_of([params], self.limits.vocab)
         if self.budget.adaptive and self.budget.most_nodes:
-            costs = self.budget.costs(needs)
+            costs, levels = self.budget.costs(needs), self.budget.levels_behind(needs, 1, 1)
             for rows in WARM_ROWS:
-                costs.of(rows)
-            costs.of(1, drafts=False)
+                costs.of(rows, levels=levels)
         elif self.player.records:
-            self._probe(needs, self.budget.rows(needs, []))
+            self._probe(needs, 1, self.budget.rows(needs, []), self.budget.levels.now)
 
     def drain(self) -> list[Piece]:
         """What may be shown since the last call."""
@@ -160,6 +166,8 @@ class Loop:
             request.phase = Phase.DECODE
             self.scheduler.share_prompt(request)
             batch = self._lineup.of([request], 1, needs).on(state.device)
+            request.levels = self.budget.levels.now
+            batch = replace(batch, levels=request.levels)
             request.gains = self.round.propose(batch)[0].tolist()
             self._news = True
         request.stats.prefill_seconds += time.perf_counter() - began
@@ -182,10 +190,13 @@ class Loop:
         for request in players:
             self.state.set_pages(request.slot, request.pages.numbers)
         batch = self._lineup.of(players, rows, needs, self.flights.unread)
-        batch = replace(batch, propose=self._asks(players, rows))
+        batch = replace(batch, levels=self._levels(players, rows, needs))
         known, began = len(self.player.played.recorded), time.perf_counter()
         flight = Flight(players, batch, began, self.player.launch(batch))
         self.flights.launched(flight)
+        for request in players:
+            flight.levels.append(request.levels)
+            request.levels = batch.levels
         if len(self.player.played.recorded) > known:  # the time is that of the recording
             self.flights.disturbed()
 
@@ -226,26 +237,34 @@ class Loop:
         seconds = self._ended - began
         told = emitted.told()
         there = [b for b, r in enumerate(flight.players) if r.phase is Phase.DECODE]
+        drafts = [(flight.levels[b], told[b].accepted) for b in there if flight.levels[b]]
+        self.budget.levels.heard(drafts)
         if there and flight.timed and self.budget.adaptive:
             self._reckon(batch, [len(told[b].tokens) for b in there], seconds)
         for b in there:
             request = flight.players[b]
             logprobs = emitted.logprobs(b, told[b].tokens, request.ask.params)
+            request.stats.levels += flight.levels[b]
             self._take(request, told[b], logprobs, seconds)
         self._news = True
 
     def _reckon(self, batch: Batch, counts: Sequence[int], seconds: float) -> None:
         """What a round tells of costs, and of what drafting brings to those who are still there."""
-        needs, drafts, players = batch.needs, batch.propose, len(batch.slot_B)
-        self.budget.observe(needs, batch.rows * players, seconds, drafts=drafts)
-        if drafts and not self.round.drafter.light:
-            plain = self.budget.costs(needs).of(players, drafts=False)
+        needs, levels, players = batch.needs, batch.levels, len(batch.slot_B)
+        rows = batch.rows * players
+        self.budget.observe(needs, rows, seconds, requests=players, levels=levels)
+        if levels and not self.round.drafter.light:
+            plain = self.budget.costs(needs).of(players)
             self.returns.note(sum(counts), len(counts) * seconds / plain)
+
+    def _levels(self, players: list[Request], rows: int, needs: Needs) -> int:
+        """Levels of the draft behind this round; 0 while the drafter is not asked."""
+        if self.budget.adaptive and not self._asks(players, rows):
+            return 0
+        return self.budget.levels_behind(needs, rows, len(players))
 
     def _asks(self, players: list[Request], rows: int) -> bool:
         """Whether the drafter is asked after this round; if so it is told what it has missed."""
-        if not self.budget.adaptive:
-            return True
         if self._news and any(request.gains for request in players):
             paid = rows > 1 and (self.round.drafter.light or self.returns.positive)
             if self.patience.note(paid):
@@ -334,11 +353,10 @@ class Loop:
             error=error,
         )
 
-    def _probe(self, needs: Needs, rows: int, drafts: bool = True) -> float:
-        """Seconds of a round of `rows` rows in total."""
+    def _probe(self, needs: Needs, requests: int, rows: int, levels: int) -> float:
+        """Seconds of a round of `rows` rows in total that drafts so many levels."""
         self.flights.disturbed()
-        batch = nobody(self.state, rows, self.budget.buckets[-1], needs)
-        return seconds_of(self.player, replace(batch, propose=drafts))
+        return seconds_of(self.player, nobody(self.state, requests, rows, needs, levels))
 
     def _on_device(self, numbers: list[int]) -> torch.Tensor:
         return torch.tensor(numbers, device=self.state.device)

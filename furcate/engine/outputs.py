@@ -21,11 +21,13 @@ class Stats:
     """What a request's rounds did. A round's bonus token counts as a token, not as accepted.
 
     `offered_by_depth[d]` counts rounds in which the accepted path of length d had a drafted child
-    to try, `accepted_by_depth[d]` those in which the child was the target's own choice.
+    to try, `accepted_by_depth[d]` those in which the child was the target's own choice. `levels`
+    adds up those of the drafts that were scored.
     """
 
     rounds: int = 0
     tokens: int = 0
+    levels: int = 0
     drafted: int = 0
     accepted: int = 0
     off_likeliest_path: int = 0  # rounds whose accepted path of 3 or more was not the likeliest
@@ -41,6 +43,11 @@ class Stats:
     def tokens_per_round(self) -> float:
         """Tokens emitted per target pass, bonus included."""
         return self.tokens / self.rounds if self.rounds else 0.0
+
+    @property
+    def mean_levels(self) -> float:
+        """Levels of the draft that a round scored, in the mean; a round without one counts as 0."""
+        return self.levels / self.rounds if self.rounds else 0.0
 
     @property
     def tokens_per_second(self) -> float:
@@ -80,6 +87,7 @@ class Stats:
 _COUNTS = (
     "rounds",
     "tokens",
+    "levels",
     "drafted",
     "accepted",
     "off_likeliest_path",

@@ -18,16 +18,17 @@ __all__ = ["nobody", "seconds_of"]
 ROUNDS = 3  # that are timed; the first one only warms up
 
 
-def nobody(state: State, rows: int, most: int, needs: Needs) -> Batch:
-    """A round of `rows` rows in total on the scratch page, at most `most` for each dummy."""
-    each = min(rows, most)
-    players = min(-(-rows // each), state.shape.capacity)
+def nobody(state: State, requests: int, rows: int, needs: Needs, levels: int) -> Batch:
+    """A round of `rows` rows in total on the scratch page, for so many dummies."""
+    each = -(-rows // requests)
+    players = min(requests, state.shape.capacity)
     return Batch(
         slot_B=torch.tensor([state.dummy] * players),
         allowance_B=torch.tensor([each] * players),
         rows=each,
         columns=each + 1,
         needs=needs,
+        levels=levels,
     )
 
 

@@ -48,6 +48,7 @@ class Request:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     read: int = 0  # tokens whose keys a drafter with keys of its own has
     gains: list[float] = field(default_factory=list)  # values of the next draft's nodes, best first
+    levels: int = 0  # of the draft that its next round scores; 0: there is none
     stats: Stats = field(default_factory=Stats)
     choice: Choice | None = None
 

@@ -37,7 +37,7 @@ class Batch:
     columns: int  # at least the longest request's tokens, its rows, and the next root
     needs: Needs
     run: int | None = None  # first slot of a lone request whose pages follow one another
-    propose: bool = True  # draft the next round
+    levels: int = 0  # of the next round's draft; 0: none is made
     raw_top: int | None = None  # likeliest tokens to report of the model's own law; None: nothing
     processed_top: int | None = None  # the same of the law as sampled
 
@@ -70,17 +70,16 @@ class Round:
         verified = verify(
             scored.logits_BRV, view.law, self._rows(view, draft, scored), self.kernels
         )
-        settled = self.state.commit(
-            found, draft, verified.verdict, needs=batch.needs, withdraw=not batch.propose
-        )
+        gains = self.most_nodes if batch.levels else 0
+        settled = self.state.commit(found, draft, verified.verdict, needs=batch.needs, gains=gains)
         cut = replace(verified.verdict, count_B=settled.count_B)
         if batch.rows > 1:
             self.target.cache.move(scored.slot_BR, cut)
         self.drafter.learn(view, draft, verified.verdict, scored.features_BRF)
+        self._propose(batch, settled.gain_BN)
         raw, processed = batch.raw_top, batch.processed_top
         return Emitted(
             **{field.name: getattr(settled, field.name) for field in fields(settled)},
-            gain_BN=self.propose(batch) if batch.propose else self._no_gains(batch),
             raw=None if raw is None else raw_logprobs(scored.logits_BRV, cut, raw),
             processed=None
             if processed is None
@@ -88,12 +87,14 @@ class Round:
         )
 
     def propose(self, batch: Batch) -> Tensor:
-        """Draft the next round; the values of its nodes, best first: float32 [B, N]."""
-        if self.drafter.depth == 0:
-            return self._no_gains(batch)
-        view = self.state.view(batch.slot_B, batch.columns, batch.needs)
-        proposal = self.drafter.propose(view)
-        return self.kernels.put(self.state.proposal, batch.slot_B, proposal, self.most_nodes)
+        """Draft the next round; the values of its nodes, best first: float32 [B, N].
+
+        Where no level is asked for there are no nodes: N is 0.
+        """
+        most = self.most_nodes if batch.levels else 0
+        gain_BN = torch.empty(len(batch.slot_B), most, device=self.state.device)
+        self._propose(batch, gain_BN)
+        return gain_BN
 
     def prefill(self, view: View, rows: Draft, span: Span) -> None:
         """Score a stretch of a prompt, for its keys and values alone; the drafter reads it too."""
@@ -113,5 +114,9 @@ class Round:
         depth = min(self.drafter.depth, draft.tokens_BR.shape[1] - 1)
         return Rows(draft, view.length_B, depth, next_BR=scored.next_BR)
 
-    def _no_gains(self, batch: Batch) -> Tensor:
-        return torch.empty(len(batch.slot_B), 0, device=self.state.device)
+    def _propose(self, batch: Batch, gain_BN: Tensor) -> None:
+        if not batch.levels:
+            return
+        view = self.state.view(batch.slot_B, batch.columns, batch.needs)
+        proposal = self.drafter.propose(view, batch.levels)
+        self.kernels.put(self.state.proposal, batch.slot_B, proposal, gain_BN)

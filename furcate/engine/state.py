@@ -132,14 +132,16 @@ class State:
         )
 
     def commit(
-        self, found: Entries, draft: Draft, verdict: Verdict, *, needs: Needs, withdraw: bool
+        self, found: Entries, draft: Draft, verdict: Verdict, *, needs: Needs, gains: int
     ) -> Settled:
-        """Append the emitted tokens, move the lengths, keep the counts; `withdraw` the proposals.
+        """Append the emitted tokens, move the lengths, keep the counts.
 
-        The verdict is uncut: the outcome says how much of it is kept.
+        The verdict is uncut: the outcome says how much of it is kept. It has room for `gains` of
+        the next proposal; 0: there will be none, and the proposals are withdrawn.
         """
-        value_CP = self.proposal.value_BP if withdraw else None
-        settled = (self.kernels.settle or settle)(self.book, found, draft, verdict, value_CP)
+        value_CP = None if gains else self.proposal.value_BP
+        by = self.kernels.settle or settle
+        settled = by(self.book, found, draft, verdict, value_CP, gains)
         if needs.penalties:
             self._count(found.slot_B, verdict.emitted_BD, settled.count_B)
         return settled

@@ -105,8 +105,8 @@ class Eagle3(_Eagle):
             norms = [cast(RmsNorm, norm) for norm in self.fc_norms]
             if norms:
                 return self.blocks.linear(features.parts(norms), self.fc)
-            features_TF, _ = features.beside((features.by(self.input_norm),))
-            return self.blocks.linear(features_TF, self.fc)
+            laid = features.beside((features.by(self.input_norm),))
+            return self.blocks.linear(laid.all_TI, self.fc)
         features_TF = features.rows.picked() if isinstance(features, Fed) else features
         if self.input_norm is not None:
             features_TF = self.input_norm(features_TF)
@@ -120,8 +120,7 @@ class Eagle3(_Eagle):
         self, tokens_T: Tensor, state: Tensor | Fed, positions_T: Tensor, attend: Attend
     ) -> Tensor:
         """States behind the tokens, before the norm unless `norm_output`."""
-        by = self.rope(positions_T)
-        both_TI, x_TC = self._read(tokens_T, state)
+        both_TI, x_TC, by = self._read(tokens_T, state, positions_T)
         qkv_TI = self.blocks.linear(both_TI, self.attention.qkv)
         seen_TI = self.attention.seen(qkv_TI, by, attend, self.blocks)
         stream = self.blocks.linear_add(seen_TI, self.attention.out, x_TC)
@@ -130,16 +129,20 @@ class Eagle3(_Eagle):
             return self.blocks.norm(stream, self.norm)[1]
         return stream.whole()
 
-    def _read(self, tokens_T: Tensor, state: Tensor | Fed) -> tuple[Tensor, Tensor]:
-        """(embeddings and states side by side, normed; what the first sum adds to), per row."""
+    def _read(
+        self, tokens_T: Tensor, state: Tensor | Fed, positions_T: Tensor
+    ) -> tuple[Tensor, Tensor, Turn]:
+        """(embeddings and states side by side, normed; what the first sum adds to; the turn)."""
         if isinstance(state, Fed):
             token = state.named(self.embedding, tokens_T, self.token_norm)
-            both_TI, state_TC = state.beside((token, state.by(self.state_norm)))
+            parts = (token, state.by(self.state_norm))
+            both_TI, state_TC, by = state.read(parts, self.rope, positions_T)
             normed_TC = both_TI[:, self.state_size :]
         else:
             state_TC, normed_TC = state, self.state_norm(state)
             both_TI = torch.cat((self.token_norm(self.embed(tokens_T)), normed_TC), 1)
-        return both_TI, normed_TC if self.spec.norm_before_residual else state_TC
+            by = self.rope(positions_T)
+        return both_TI, normed_TC if self.spec.norm_before_residual else state_TC, by
 
     def final(self, state_TC: Tensor) -> Tensor:
         """What the output matrix reads: the state, normed exactly once."""
@@ -179,12 +182,11 @@ class Eagle1(_Eagle):
         self, tokens_T: Tensor, state: Tensor | Fed, positions_T: Tensor, attend: Attend
     ) -> Tensor:
         """Guessed final states of the target behind the tokens."""
-        by = self.rope(positions_T)
         if isinstance(state, Fed):
             token = state.named(self.embedding, tokens_T, None)
-            both_TI, _ = state.beside((token, state.by(None)))
+            both_TI, _, by = state.read((token, state.by(None)), self.rope, positions_T)
         else:
-            both_TI = torch.cat((self.embed(tokens_T), state), 1)
+            both_TI, by = torch.cat((self.embed(tokens_T), state), 1), self.rope(positions_T)
         stream = Stream(self.blocks.linear(both_TI, self.fc))
         stream = self.attention(stream, None, by, attend, self.blocks)
         return self._behind(stream, by, attend).whole()

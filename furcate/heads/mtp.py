@@ -68,12 +68,13 @@ class Mtp(nn.Module):
         """States behind the tokens, normed."""
         if isinstance(state, Fed):
             token = state.named(self.embedding, tokens_T, self.token_norm)
-            both_TI, _ = state.beside((token, state.by(self.state_norm)))
+            parts = (token, state.by(self.state_norm))
+            both_TI, _, by = state.read(parts, self.rope, positions_T)
         else:
             token_TC = self.token_norm(functional.embedding(tokens_T, self.embedding))
-            both_TI = torch.cat((token_TC, self.state_norm(state)), 1)
+            both_TI, by = torch.cat((token_TC, self.state_norm(state)), 1), self.rope(positions_T)
         stream = Stream(self.blocks.linear(both_TI, self.project))
-        stream = self.layer(stream, self.rope(positions_T), attend, self.blocks)
+        stream = self.layer(stream, by, attend, self.blocks)
         _, normed_TC = self.blocks.norm(stream, self.norm)
         return normed_TC
 

@@ -1,6 +1,7 @@
 """What every recurrent draft network has in common: EAGLE, MTP, and a whole small model.
 
-Legend: T flat rows, F features of the target, C size of a state, D draft vocabulary.
+Legend: T flat rows, F features of the target, C size of a state, D draft vocabulary, I columns that
+are laid side by side.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from furcate.kernels.beside import Beside, Part, Rows
+from furcate.kernels.beside import Angles, Beside, Part, Rows
 from furcate.models.decoder import Attend
 from furcate.models.norm import RmsNorm
+from furcate.models.rope import Rope, Turn
 
 __all__ = ["Fed", "KvSizes", "Recurrent", "whole"]
 
@@ -34,15 +36,26 @@ class Fed:
         return self.rows, norm
 
     def named(self, table_SC: Tensor, number_T: Tensor, norm: RmsNorm | None) -> Part:
-        """Rows of a table that all requests share, one for each of these."""
-        return Rows(table_SC, number_T.view_as(self.rows.number_BR)), norm
+        """Rows of a table that all requests share, one for each of these; the last row stands for
+        numbers behind it."""
+        number_BR = number_T.view_as(self.rows.number_BR)
+        return Rows(table_SC, number_BR, last=len(table_SC) - 1), norm
+
+    def read(
+        self, parts: Sequence[Part], rope: Rope, positions_T: Tensor
+    ) -> tuple[Tensor, Tensor, Turn]:
+        """(parts side by side [T, I], the last as it is [T, C], their turn): how a pass begins."""
+        angles = Angles(positions_T, rope.freq_F, rope.spec.attention_factor)
+        laid = self.beside(parts, angles)
+        assert laid.angles is not None
+        return laid.all_TI, laid.last_TC, Turn(*laid.angles)
 
     def parts(self, norms: Sequence[RmsNorm]) -> Tensor:
         """The rows cut into as many parts of one width, each behind its norm: [T, F]."""
         rows = self.rows
         chunks = rows.x_SC.chunk(len(norms), 1)
         cut = [Rows(chunk, rows.number_BR, rows.step) for chunk in chunks]
-        return self.beside(tuple(zip(cut, norms, strict=True)))[0]
+        return self.beside(tuple(zip(cut, norms, strict=True))).all_TI
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +106,10 @@ class Recurrent(Protocol):
     def __call__(
         self, tokens_T: Tensor, state: Tensor | Fed, positions_T: Tensor, attend: Attend
     ) -> Tensor:
-        """States behind these tokens: [T, C'], to be fed on and to be scored."""
+        """States behind these tokens: [T, C'], to be fed on and to be scored.
+
+        Of tokens that it cannot read the last one that it can is read where it is `Fed`.
+        """
         ...
 
     def logits(self, state_TC: Tensor) -> Tensor:
@@ -103,4 +119,4 @@ class Recurrent(Protocol):
 
 def whole(fed: Tensor | Fed) -> Tensor:
     """What it is fed with, [T, C], picked and no more."""
-    return fed.beside((fed.by(None),))[0] if isinstance(fed, Fed) else fed
+    return fed.beside((fed.by(None),)).all_TI if isinstance(fed, Fed) else fed

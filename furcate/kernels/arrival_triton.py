@@ -1,8 +1,7 @@
 """What a pass begins with in Triton: places, embeddings and angles of all rows in one launch.
 
 Twin of `tree_attention.behind`, `Decoder.embed` and `Rope` one after the other. Legend: B requests,
-R rows, T = B * R flat rows, V vocabulary, C hidden size, N lanes of it, D head size, F = D / 2
-frequencies.
+R rows, T = B * R flat rows, V vocabulary, C hidden size, N lanes of it, F frequencies.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from furcate.kernels.angles_triton import lay_angles
 from furcate.kernels.arrival import Arrival, Words
 from furcate.kernels.draft import Draft
 from furcate.kernels.tree_attention import SCRATCH, Places
@@ -102,13 +102,4 @@ def _arrive(
         tl.store(slot_ptr + t, tl.where(used, page * PAGE + place % PAGE, _SCRATCH))
         position = length + tl.load(depth_ptr + t)
         tl.store(next_ptr + t, position + 1)
-        pair_F = tl.arange(0, LANES_F)
-        freq_F = tl.load(freq_ptr + pair_F, mask=pair_F < F, other=0.0)
-        angle_F = position.to(tl.float32) * freq_F
-        cos_F, sin_F = tl.cos(angle_F) * factor, tl.sin(angle_F) * factor
-        at_F = t * (2 * F) + pair_F
-        tl.store(cos_ptr + at_F, cos_F, mask=pair_F < F)
-        tl.store(cos_ptr + at_F + F, cos_F, mask=pair_F < F)
-        # the first half of the sines has the opposite sign
-        tl.store(sin_ptr + at_F, -sin_F, mask=pair_F < F)
-        tl.store(sin_ptr + at_F + F, sin_F, mask=pair_F < F)
+        lay_angles(position, t, freq_ptr, cos_ptr, sin_ptr, factor, F, LANES_F)

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from furcate.pdl import LAUNCH, let_next_begin, wait_for_last
+
 __all__ = ["Parts", "Shares", "fold_parts", "join", "tickets", "used_splits"]
 
 _JOINED = 16  # splits that are joined in one step
@@ -84,6 +86,7 @@ def join(q_THD: Tensor, parts: Parts, length_B: Tensor, live_B: Tensor, shares: 
         X=_JOINED if fixed else min(_JOINED, triton.next_power_of_2(shares.splits)),
         D=size,
         num_warps=1,
+        **LAUNCH,
     )
     return out_THD
 
@@ -191,6 +194,8 @@ def _join(
     D: tl.constexpr,
 ):
     """One row and head: the splits' means by their weights; a split that saw nothing weighs 0."""
+    let_next_begin()
+    wait_for_last()
     at = tl.program_id(0).to(tl.int64)
     d_D = tl.arange(0, D)
     b = at // of_request

@@ -36,8 +36,8 @@ def turn_look(
 ) -> Callable[[Tensor, tuple[Tensor, Tensor], Keys], Tensor] | None:
     """`turn_write` and then `look` in one launch, (qkv_TAD, angles, keys) -> out_THD.
 
-    The slots are those of the sight's rows; pads write nothing. None where the rows are too many:
-    each split would turn them, and splits that look at one row's keys would wait for each other.
+    The slots are those of the sight's rows; pads write nothing. None where the rows are too many,
+    since each split turns them anew.
     """
     if sight.rows * group > _TURNED_ROWS:
         return None

@@ -19,12 +19,16 @@ def pages_of(table_ptr, c_N, pages, PAGE: tl.constexpr):
 
 @triton.jit
 def own_of(slot_ptr, end_ptr, j_N, live, rows, ENDS: tl.constexpr):
-    """Slots and ends of columns of the tree."""
-    in_tree_N = (j_N >= 0) & (j_N < live)
-    own_N = tl.load(slot_ptr + j_N, mask=in_tree_N, other=0)
+    """Slots and ends of columns of the tree; every row sees those of the prefix.
+
+    Other columns read the nearest one's instead of nothing: no lane is switched off, and what is
+    said of columns behind the tree is for nobody to use.
+    """
+    near_N = tl.maximum(tl.minimum(j_N, live - 1), 0)
+    own_N = tl.load(slot_ptr + near_N)
     end_N = own_N
     if ENDS:
-        end_N = tl.load(end_ptr + j_N, mask=in_tree_N, other=rows)
+        end_N = tl.where(j_N < 0, rows, tl.load(end_ptr + near_N))
     return own_N, end_N
 
 

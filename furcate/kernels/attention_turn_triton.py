@@ -53,9 +53,9 @@ def write_own(
 ):
     """Keys and values of the rows in this split's steps, row 0 in `column`, go to their slots.
 
-    No other split looks at these columns, so nobody reads what another program writes. Pointers
-    are those of one request and key head. What is written is read behind a barrier: by the
-    program's other threads, but by no other program.
+    No other split looks at these columns. Where the rows take several tiles each of them writes,
+    and all write the same bits, so that each program reads what it wrote itself. Pointers are those
+    of one request and key head. What is written is read behind a barrier.
     """
     first = tl.maximum(column // N - FIRST // N, 0)
     last = tl.maximum((column + rows - 1) // N - FIRST // N, 0)

@@ -92,7 +92,7 @@ class Kernels:
     tally_rates: Tally | None = None  # of n-gram matches, tried and right; None: the drafter's own
     join: Join | None = None  # None: the reference
     tally_joint: JointTally | None = None  # None: the drafter's own
-    beside: Beside | None = None  # None: what a draft network reads is laid out in torch
+    beside: Beside | None = None  # None: a draft network's passes begin in torch
     tail: TailOf = states.tail
     keep: Keep = states.keep
     put: Put = pools.put

@@ -1,6 +1,6 @@
 """What a verdict does to the requests in a round, and what the host is told of it.
 
-Legend: B requests, D levels, C slots, P pool nodes.
+Legend: B requests, D levels, C slots, P pool nodes, N nodes of the next proposal.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class Settled:
     accepted_B: Tensor  # int64, before any stop rule
     finish_B: Tensor  # int64, a `Finish`
     drafted_B: Tensor  # int64, nodes
+    gain_BN: Tensor  # float32, not written yet: room for `Put`
     offered_B: Tensor  # bool: the accepted path had a further child to try
     strayed_B: Tensor  # bool: the accepted path was not the likeliest
     broken_B: Tensor  # bool: the verdict ended where a row's logits allow no choice
@@ -40,6 +41,7 @@ class Settle(Protocol):
         draft: Draft,
         verdict: Verdict,
         value_CP: Tensor | None = None,
+        gains: int = 0,
     ) -> Settled:
         """
         Args:
@@ -48,5 +50,6 @@ class Settle(Protocol):
             draft: what was scored.
             verdict: by the target's choices, uncut.
             value_CP: values of proposals, of which those of these requests die.
+            gains: N.
         """
         ...

@@ -18,13 +18,18 @@ from furcate.kernels.ledger import Settled
 __all__ = ["settle"]
 
 _STOP, _LENGTH = tl.constexpr(1), tl.constexpr(2)  # of `verify.stops.Finish`
-_WIDE = 8  # bytes of a number
+_WIDE, _REAL = 8, 4  # bytes of a number, whole or not
 _FLAGS = 3
 _NODES = 1024  # a turn
 
 
 def settle(
-    book: Book, found: Entries, draft: Draft, verdict: Verdict, value_CP: Tensor | None = None
+    book: Book,
+    found: Entries,
+    draft: Draft,
+    verdict: Verdict,
+    value_CP: Tensor | None = None,
+    gains: int = 0,
 ) -> Settled:
     """As `furcate.verify.stops.settle`; its result lies as one block, as `Emitted` is packed.
 
@@ -36,11 +41,10 @@ def settle(
     kept = (book.tokens_CW, book.length_C, book.finish_C)
     assert all(x.is_contiguous() for x in (*given, *kept, draft.end_BR, draft.live_B))
     assert value_CP is None or value_CP.is_contiguous()
-    wide = batch * (levels + 4)
-    block = torch.empty(
-        _WIDE * wide + _FLAGS * batch, dtype=torch.uint8, device=found.slot_B.device
-    )
-    number_N, flag_N = block[: _WIDE * wide].view(torch.int64), block[_WIDE * wide :]
+    sizes = [_WIDE * batch * (levels + 4), _REAL * batch * gains, _FLAGS * batch]
+    block = torch.empty(sum(sizes), dtype=torch.uint8, device=found.slot_B.device)
+    number_N, gain_N, flag_N = block.split(sizes)
+    number_N, gain_N = number_N.view(torch.int64), gain_N.view(torch.float32)
     _settle[(batch,)](
         *given,
         draft.end_BR,
@@ -60,9 +64,17 @@ def settle(
         P=_NODES,
         num_warps=4,
     )
-    numbers = number_N[batch * levels :].view(4, batch).unbind(0)
+    count, accepted, finish, drafted = number_N[batch * levels :].view(4, batch).unbind(0)
     flags = flag_N.view(torch.bool).view(_FLAGS, batch).unbind(0)
-    return Settled(number_N[: batch * levels].view(batch, levels), *numbers, *flags)
+    return Settled(
+        number_N[: batch * levels].view(batch, levels),
+        count,
+        accepted,
+        finish,
+        drafted,
+        gain_N.view(batch, gains),
+        *flags,
+    )
 
 
 @triton.jit

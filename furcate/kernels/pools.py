@@ -15,19 +15,24 @@ from furcate.kernels.select import gains
 
 __all__ = ["Put", "put"]
 
-Put = Callable[[Proposal, Tensor, Proposal, int], Tensor]
-"""(pool by slot, slot_B, new, N) -> gains of `new`, float32 [B, N]; writes `new` into the pool.
+Put = Callable[[Proposal, Tensor, Proposal, Tensor], None]
+"""(pool by slot, slot_B, new, gain_BN): writes `new` into the pool, and its gains, float32.
 
-A proposal without tags gets 0 for each of them.
+A proposal without tags gets 0 for each of them. One of fewer nodes than the pool's leaves what the
+others say, and they are worth -inf.
 """
 
 
-def put(pool: Proposal, slot_B: Tensor, new: Proposal, most: int) -> Tensor:
+def put(pool: Proposal, slot_B: Tensor, new: Proposal, gain_BN: Tensor) -> None:
     """`Put` in torch."""
-    pool.tokens_BP[slot_B] = new.tokens_BP
-    pool.parent_BP[slot_B] = new.parent_BP
-    pool.depth_BP[slot_B] = new.depth_BP
-    pool.value_BP[slot_B] = new.value_BP
+    nodes = new.tokens_BP.shape[1]
+    pool.tokens_BP[slot_B, :nodes] = new.tokens_BP
+    pool.parent_BP[slot_B, :nodes] = new.parent_BP
+    pool.depth_BP[slot_B, :nodes] = new.depth_BP
+    pool.value_BP[slot_B, :nodes] = new.value_BP
+    if nodes < pool.value_BP.shape[1]:
+        pool.value_BP[slot_B, nodes:] = -torch.inf
     if pool.tag_BP is not None:
-        pool.tag_BP[slot_B] = torch.zeros_like(new.tokens_BP) if new.tag_BP is None else new.tag_BP
-    return gains(new, most)
+        tag_BP = torch.zeros_like(new.tokens_BP) if new.tag_BP is None else new.tag_BP
+        pool.tag_BP[slot_B, :nodes] = tag_BP
+    gain_BN.copy_(gains(new, gain_BN.shape[1]))

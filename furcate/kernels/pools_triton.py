@@ -1,6 +1,6 @@
 """New proposals put into a state's pool, and their gains, in Triton: one block a request.
 
-Twin of `pools`. Legend: B requests, P nodes of a proposal and N best ones, padded to powers of two.
+Twin of `pools`. Legend: B requests, P nodes of the pool and N best ones, padded to powers of two.
 """
 
 from __future__ import annotations
@@ -18,29 +18,30 @@ __all__ = ["put"]
 _MOST = 1 << 14  # nodes that one program sorts
 
 
-def put(pool: Proposal, slot_B: Tensor, new: Proposal, most: int) -> Tensor:
-    """As `furcate.kernels.pools.Put`; the pool lies dense. Wide ones are put by torch."""
-    batch, nodes = new.value_BP.shape
-    if nodes > _MOST:
-        return pools.put(pool, slot_B, new, most)
-    assert new.value_BP.dtype == pool.value_BP.dtype == torch.float32
-    assert slot_B.is_contiguous() and pool.tokens_BP.shape[1] == nodes
+def put(pool: Proposal, slot_B: Tensor, new: Proposal, gain_BN: Tensor) -> None:
+    """As `furcate.kernels.pools.Put`; pool and gains lie dense. Wide ones are put by torch."""
+    (batch, nodes), most = new.value_BP.shape, gain_BN.shape[1]
+    room = pool.value_BP.shape[1]
+    if room > _MOST:
+        pools.put(pool, slot_B, new, gain_BN)
+        return
+    assert new.value_BP.dtype == pool.value_BP.dtype == gain_BN.dtype == torch.float32
+    assert gain_BN.is_contiguous() and slot_B.is_contiguous() and nodes <= room
     read, written = [x if x is None else x.contiguous() for x in _fields(new)], _fields(pool)
     assert all(x is None or x.is_contiguous() for x in written)
-    gain_BN = new.value_BP.new_empty((batch, most))
-    lanes = triton.next_power_of_2(max(most, nodes, 2))
+    lanes = triton.next_power_of_2(max(most, room, 2))
     _put[(batch,)](
         *read,
         *written,
         slot_B,
         gain_BN,
         nodes,
+        room,
         most,
         P=lanes,
         N=max(2, triton.next_power_of_2(most)),
         num_warps=min(8, max(1, lanes // 64)),
     )
-    return gain_BN
 
 
 def _fields(proposal: Proposal) -> tuple[Tensor | None, ...]:
@@ -48,7 +49,7 @@ def _fields(proposal: Proposal) -> tuple[Tensor | None, ...]:
     return p.tokens_BP, p.parent_BP, p.depth_BP, p.value_BP, p.tag_BP
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["gain_ptr"])  # within a block it may lie anywhere
 def _put(
     tokens_ptr,
     parent_ptr,
@@ -63,6 +64,7 @@ def _put(
     slot_ptr,
     gain_ptr,
     nodes,
+    room,
     most,
     P: tl.constexpr,
     N: tl.constexpr,
@@ -71,7 +73,7 @@ def _put(
     id_P = tl.arange(0, P)
     used_P = id_P < nodes
     from_P = b * nodes + id_P
-    to_P = tl.load(slot_ptr + b) * nodes + id_P
+    to_P = tl.load(slot_ptr + b) * room + id_P
     token_P = tl.load(tokens_ptr + from_P, mask=used_P)
     parent_P = tl.load(parent_ptr + from_P, mask=used_P)
     depth_P = tl.load(depth_ptr + from_P, mask=used_P)
@@ -79,7 +81,7 @@ def _put(
     tl.store(pool_tokens_ptr + to_P, token_P, mask=used_P)
     tl.store(pool_parent_ptr + to_P, parent_P, mask=used_P)
     tl.store(pool_depth_ptr + to_P, depth_P, mask=used_P)
-    tl.store(pool_value_ptr + to_P, value_P, mask=used_P)
+    tl.store(pool_value_ptr + to_P, value_P, mask=id_P < room)
     if pool_tag_ptr is not None:
         tag_P = tl.zeros((P,), tl.int64)
         if tag_ptr is not None:

@@ -58,7 +58,9 @@ class Sight:
     end_BN: Tensor  # int64, one past the subtree; of no meaning beside `sees`
     live_B: Tensor  # int64, columns of the tree in use; the rows behind them are pads
     sees_BRN: Tensor | None = None  # bool; then all columns of the tree are in use
-    first: int = 0  # columns below are hidden from all rows that see any other
+    # columns below are hidden, also those of the tree, which lie at L, L + 1, ... for that; a row
+    # that sees no other gets zeros. Not with a run
+    first: int = 0
     own_T: Tensor | None = None  # `write_T`, where it was laid out before
 
     @property
@@ -108,6 +110,7 @@ def lay_out(sight: Sight, dtype: torch.dtype) -> Columns:
     `sees` they lie behind all prefixes.
     """
     places = sight.places
+    assert not sight.first or places.run is None
     c_S = torch.arange(places.columns, device=sight.slot_BN.device)
     past_BS = c_S < places.length_B[:, None]
     read_BS = slots_of(places, torch.where(past_BS, c_S, -1))
@@ -117,9 +120,7 @@ def lay_out(sight: Sight, dtype: torch.dtype) -> Columns:
         read_BS = torch.cat([read_BS, sight.slot_BN], 1)
         seen_BRS = torch.cat([past_BS[:, None].expand(-1, sight.rows, -1), sight.sees_BRN], 2)
     if sight.first:
-        c_S = torch.arange(seen_BRS.shape[2], device=c_S.device)
-        late_BRS = seen_BRS & (c_S >= sight.first)
-        seen_BRS = torch.where(late_BRS.any(2, keepdim=True), late_BRS, seen_BRS)
+        read_BS, seen_BRS = _from_first(sight, read_BS, seen_BRS)
     bias_BRS = torch.zeros(seen_BRS.shape, dtype=dtype, device=c_S.device)
     run = None if places.run is None else slice(places.run, places.run + places.columns)
     return Columns(read_BS, bias_BRS.masked_fill(~seen_BRS, -torch.inf), run)
@@ -138,6 +139,21 @@ def _in_line(sight: Sight, read_BS: Tensor, c_S: Tensor) -> tuple[Tensor, Tensor
     seen_BRS = (c_BS < 0)[:, None, :] | (tree_BS[:, None, :] & own_BRS)
     # a pad sees one column, so that its softmax stays finite; nobody reads its result
     return read_BS, seen_BRS | ((r_R >= live_B1)[:, :, None] & (c_S == 0))
+
+
+def _from_first(sight: Sight, read_BS: Tensor, seen_BRS: Tensor) -> tuple[Tensor, Tensor]:
+    """(slots, bool [B, R, S]) without the columns below `first`.
+
+    They read the scratch page instead, that is zeros, for rows that see nothing else.
+    """
+    at_BS = torch.arange(sight.places.columns, device=read_BS.device).expand(len(read_BS), -1)
+    if sight.sees_BRN is not None:
+        n_N = torch.arange(sight.slot_BN.shape[1], device=read_BS.device)
+        at_BS = torch.cat([at_BS, sight.places.length_B[:, None] + n_N], 1)
+    hidden_BS = at_BS < sight.first
+    late_BRS = seen_BRS & ~hidden_BS[:, None]
+    blind_BR1 = ~late_BRS.any(2, keepdim=True)
+    return torch.where(hidden_BS, SCRATCH, read_BS), late_BRS | (blind_BR1 & hidden_BS[:, None])
 
 
 def packed(columns: Columns, group: int) -> Columns:

@@ -25,6 +25,7 @@ from furcate.kernels.attention_join_triton import (
 from furcate.kernels.attention_step_triton import fold, masked_scores, own_of, pages_of
 from furcate.kernels.attention_turn_triton import turned, write_own
 from furcate.kernels.tree_attention import Keys, Sight
+from furcate.pdl import LAUNCH, let_next_begin, wait_for_last
 
 __all__ = ["Tile", "tile_for", "tree_attention"]
 
@@ -58,7 +59,7 @@ def tree_attention(
         chunk: columns of a split, a multiple of the tile's; there are as many splits as it takes.
             With it a row's result depends on the tile and the chunk, and on no other row.
         angles: as `turn_write` takes them; then `q_THD` is the whole projection of queries, keys
-            and values, nothing is turned or written yet, and the rows fit into one tile.
+            and values, and nothing is turned or written yet.
     """
     kv = keys.k_SKD.shape[1]
     if angles is not None:
@@ -87,7 +88,7 @@ def tree_attention(
     tiles = triton.cdiv(packed, cut.rows)
     cos_T1D, sin_T1D = angles or (None, None)
     if cos_T1D is not None and sin_T1D is not None:
-        assert tiles == 1 and cut.in_turn and not chunk
+        assert cut.in_turn and not chunk
         assert cos_T1D.is_contiguous() and sin_T1D.is_contiguous()
     parts = Parts.of(q_THD, splits) if splits > 1 or chunk else None
     # with fixed borders never: rows that are many would not be joined by the same instructions
@@ -140,6 +141,7 @@ def tree_attention(
         PRECISION="ieee" if q_THD.dtype == torch.float32 else None,
         num_warps=cut.warps,
         num_stages=cut.stages,
+        **LAUNCH,
     )
     if out_THD is not None:
         return out_THD
@@ -206,6 +208,8 @@ def _attend(
     What a step needs to know of its columns (their page, or their slot and end in the tree) is
     read one step ahead, so that keys and values alone wait in the pipeline's buffers.
     """
+    let_next_begin()
+    wait_for_last()
     kv = tl.program_id(0) % KV
     tile = tl.program_id(0) // KV
     split = tl.program_id(1)
@@ -355,7 +359,7 @@ def _attend(
             best_M, sum_M, acc_MD = fold(best_M, sum_M, acc_MD, score_MN, v_ND, scale, PRECISION)
 
     none_M = sum_M == 0
-    acc_MD = acc_MD / tl.where(none_M, 1.0, sum_M)[:, None]
+    acc_MD = acc_MD * (1.0 / tl.where(none_M, 1.0, sum_M))[:, None]
     kept_M = r_M < rows
     at_M = row_M * (KV * GROUP) + head_M
     if part_ptr is None:

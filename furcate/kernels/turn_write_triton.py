@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from furcate.kernels.tree_attention import Keys
+from furcate.pdl import LAUNCH, let_next_begin, wait_for_last
 
 __all__ = ["turn_write"]
 
@@ -50,6 +51,7 @@ def turn_write(
         F=size // 2,
         B=block,
         num_warps=max(1, block * size // 512),
+        **LAUNCH,
     )
     return q_THD
 
@@ -70,6 +72,8 @@ def _turn_write(
     B: tl.constexpr,
 ):
     """Some heads of one row; pair i of a head is entries i and i + F."""
+    let_next_begin()
+    wait_for_last()
     row = tl.program_id(0).to(tl.int64)
     a_B1 = (tl.program_id(1) * B + tl.arange(0, B))[:, None]
     pair_1F = tl.arange(0, F)[None, :]

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from furcate.models.norm import RmsNorm
+from furcate.pdl import LAUNCH, let_next_begin, wait_for_last
 
 __all__ = ["add_norm"]
 
@@ -39,6 +40,7 @@ def add_norm(x: Tensor, more: Tensor | None, norm: RmsNorm) -> tuple[Tensor, Ten
         norm.eps,
         B=block,
         num_warps=min(16, max(4, block // 512)),
+        **LAUNCH,
     )
     return total, normed
 
@@ -61,11 +63,13 @@ def _add_norm(
     eps,
     B: tl.constexpr,
 ):
+    let_next_begin()
     row = tl.program_id(0).to(tl.int64)
     at_B = tl.arange(0, B)
     used_B = at_B < size
-    sum_B = tl.load(x_ptr + row * x_stride + at_B, mask=used_B, other=0.0).to(tl.float32)
     weight_B = tl.load(weight_ptr + at_B, mask=used_B, other=0.0).to(tl.float32)
+    wait_for_last()
+    sum_B = tl.load(x_ptr + row * x_stride + at_B, mask=used_B, other=0.0).to(tl.float32)
     if more_ptr is not None:
         more_B = tl.load(more_ptr + row * more_stride + at_B, mask=used_B, other=0.0)
         rounded_B = (sum_B + more_B.to(tl.float32)).to(sum_ptr.dtype.element_ty)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from furcate.models.linear import Matrix
 from furcate.models.norm import RmsNorm
+from furcate.pdl import LAUNCH, let_next_begin, wait_for_last
 
 __all__ = ["Hold", "fitting_hold", "row_product"]
 
@@ -83,6 +84,7 @@ def row_product(
         N=hold.outputs,
         K=hold.inputs,
         num_warps=hold.warps,
+        **LAUNCH,
     )
     return out_1O
 
@@ -103,6 +105,7 @@ def _row(
     K: tl.constexpr,
 ):
     """A few outputs. Products are summed by lane, and the lanes once at the end."""
+    let_next_begin()
     o_N = tl.program_id(0) * N + tl.arange(0, N)
     n_N = o_N.to(tl.int64)
     if GATED:  # each gate beside its up
@@ -111,16 +114,27 @@ def _row(
     k_K = tl.arange(0, K)
     weight_at_NK = weight_ptr + n_N[:, None] * I + k_K[None, :]
 
+    # nobody reads a weight again in this pass
+    used_NK = used_N[:, None] & ((k_K < I) | (I % K == 0))[None, :]
+    weight_NK = tl.load(weight_at_NK, mask=used_NK, other=0.0, eviction_policy="evict_first")
+    wait_for_last()
+    # asked for here and not where it is added, or the end would wait for it
+    more_N = tl.zeros((N,), tl.float32)
+    if add_ptr is not None:
+        more_N = tl.load(add_ptr + o_N, mask=used_N, other=0.0).to(tl.float32)
+    if bias_ptr is not None:
+        bias_N = tl.load(bias_ptr + n_N, mask=used_N, other=0.0).to(tl.float32)
+
     acc_NK = tl.zeros((N, K), tl.float32)
     square_K = tl.zeros((K,), tl.float32)
     # unrolled, or no step's loads would be on their way before those of the one ahead are there
     for start in tl.static_range(0, I, K):
         used_K = (start + k_K < I) | (I % K == 0)
-        used_NK = used_N[:, None] & used_K[None, :]
-        # nobody reads a weight again in this pass
-        weight_NK = tl.load(
-            weight_at_NK + start, mask=used_NK, other=0.0, eviction_policy="evict_first"
-        )
+        if start > 0:
+            used_NK = used_N[:, None] & used_K[None, :]
+            weight_NK = tl.load(
+                weight_at_NK + start, mask=used_NK, other=0.0, eviction_policy="evict_first"
+            )
         x_K = tl.load(x_ptr + start + k_K, mask=used_K, other=0.0).to(tl.float32)
         if norm_ptr is not None:
             square_K += x_K * x_K
@@ -133,12 +147,10 @@ def _row(
     if norm_ptr is not None:
         acc_N = acc_N * (16.0 / tl.sqrt(tl.sum(square_K, 0) / I + eps))
     if bias_ptr is not None:
-        acc_N += tl.load(bias_ptr + n_N, mask=used_N, other=0.0).to(tl.float32)
+        acc_N += bias_N
     if GATED:
         gate_N, up_N = tl.split(tl.reshape(acc_N, (N // 2, 2)))
         o_N = tl.program_id(0) * (N // 2) + tl.arange(0, N // 2)
         tl.store(out_ptr + o_N, gate_N / (1.0 + tl.exp(-gate_N)) * up_N, mask=o_N < O // 2)
     else:
-        if add_ptr is not None:
-            acc_N += tl.load(add_ptr + o_N, mask=used_N, other=0.0).to(tl.float32)
-        tl.store(out_ptr + o_N, acc_N, mask=used_N)
+        tl.store(out_ptr + o_N, acc_N + more_N, mask=used_N)

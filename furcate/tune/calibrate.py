@@ -207,7 +207,7 @@ def _tallies(replay: Replay, streams: Sequence[Stream], roots: int) -> _Tallies:
     for stream, first, every in spread_out(streams, roots):
         at = stream.temperature
         for view, next_BD in replay.views(stream, first, every):
-            proposal = replay.drafter.propose(view)
+            proposal = replay.drafter.propose(view, replay.drafter.depths[-1])
             on_BP, value_BP = on_path(proposal, next_BD), proposal.value_BP
             rank_BP = ranks(value_BP, proposal.depth_BP)
             tallies.every.add(value_BP.flatten(), on_BP.flatten())

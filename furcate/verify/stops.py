@@ -1,6 +1,6 @@
 """Cut a verdict at the first stop id and at the room that is left, and commit it, on the device.
 
-Legend: B requests, D levels, S stop ids, C slots, P pool nodes.
+Legend: B requests, D levels, S stop ids, C slots, P pool nodes, N nodes of the next proposal.
 """
 
 from __future__ import annotations
@@ -61,7 +61,12 @@ def truncate(verdict: Verdict, stop_BS: Tensor, room_B: Tensor) -> Cut:
 
 
 def settle(
-    book: Book, found: Entries, draft: Draft, verdict: Verdict, value_CP: Tensor | None = None
+    book: Book,
+    found: Entries,
+    draft: Draft,
+    verdict: Verdict,
+    value_CP: Tensor | None = None,
+    gains: int = 0,
 ) -> Settled:
     """Append the emitted tokens up to where they end, and move the lengths; the torch reference.
 
@@ -79,6 +84,7 @@ def settle(
         accepted_B=verdict.accepted_B,
         finish_B=cut.finish_B,
         drafted_B=draft.live_B - 1,
+        gain_BN=torch.empty(len(last_B1), gains, device=last_B1.device),
         offered_B=(draft.end_BR.gather(1, last_B1) > last_B1 + 1)[:, 0],
         strayed_B=last_B1[:, 0] != verdict.accepted_B,
         broken_B=verdict.count_B <= verdict.accepted_B,
