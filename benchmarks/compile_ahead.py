@@ -32,6 +32,12 @@ MARK = "compiled: "
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 LAYERS = 4  # of the large shape: its layers are all alike
 CHUNK = 256  # rows of a stretch of prompt
+LAWS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "warm": {"temperature": 1.0},
+    "filtered": {"temperature": 0.8, "top_p": 0.9, "top_k": 30},
+    "penalties": {"temperature": 0.7, "repetition_penalty": 1.2, "logit_bias": {7: 2.0}},
+}
 WAYS = ("off", "ngram", "eagle3", "hybrid", "mtp", "medusa")
 
 
@@ -75,9 +81,10 @@ def play(job: Job) -> dict[str, Any]:
     """In a process where nothing is launched: every kind of round once, and stretches of prompt."""
     seconds, count = _watched()
     built = _built(job)
-    for kind in _kinds(job, built):
+    needs = _needs(job, built)
+    for kind in _kinds(job, built, needs):
         built.round.play(kind, at_work=True)
-    _prefill(built, job)
+    _prefill(built, needs)
     return {"kernels": count.total(), "by_name": dict(count), "seconds_by_name": dict(seconds)}
 
 
@@ -156,7 +163,7 @@ def _zeroed(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return zeroed
 
 
-def _kinds(job: Job, built: Any) -> Iterator[Any]:
+def _kinds(job: Job, built: Any, needs: Any) -> Iterator[Any]:
     """Batches of every bucket, as recordings have them."""
     batch_of = import_module("furcate.engine.round").Batch
     rows_of = [n for n in ROWS if n <= built.round.most_nodes] + [built.round.most_nodes + 1]
@@ -166,34 +173,37 @@ def _kinds(job: Job, built: Any) -> Iterator[Any]:
     for requests in sizes:
         for rows in dict.fromkeys(rows_of):
             for width in columns:
-                for levels in (0, *built.round.drafter.depths):
+                for levels in (*built.round.drafter.depths, 0):
                     yield batch_of(
                         slot_B=torch.full((requests,), built.round.state.dummy),
                         allowance_B=torch.ones(requests, dtype=torch.int64),
                         rows=rows,
                         columns=width,
-                        needs=_needs(job.law),
+                        needs=needs,
                         levels=levels,
                     )
 
 
-def _needs(law: str) -> Any:
-    needs = import_module("furcate.verify.law").Needs
-    return {
-        "greedy": needs(),
-        "warm": needs(noise=True),
-        "filtered": needs(noise=True, top_k=32, top_p=True),
-        "penalties": needs(noise=True, penalties=True, bias=True),
-    }[law]
+def _needs(job: Job, built: Any) -> Any:
+    """What a law asks of a round; a request that has it is taken in, so that its options lie
+    there."""
+    config, asking = import_module("furcate.config"), import_module("furcate.engine.asking")
+    params = config.SamplingParams(max_tokens=8, seed=1, **LAWS[job.law])
+    limits = asking.Limits(built.limits.vocab, job.context, ())
+    request = import_module("furcate.engine.request").Request(
+        asking.settle("r", [5] * 9, params, limits), 0
+    )
+    built.round.state.admit(0, request)
+    return import_module("furcate.verify.law").needs_of([params], built.limits.vocab)
 
 
-def _prefill(built: Any, job: Job) -> None:
+def _prefill(built: Any, needs: Any) -> None:
     """Stretches of a prompt, long and short."""
     target = import_module("furcate.engine.target")
     state = built.round.state
     slot_B = torch.zeros(1, dtype=torch.int64)
     for rows in (CHUNK, 100, 16):
-        view = state.view(slot_B, rows, _needs(job.law))
+        view = state.view(slot_B, rows, needs)
         chain = target.chain(view.tokens_BW[:, :rows], torch.tensor([rows]))
         built.round.prefill(view, chain, target.Span(rows))
 

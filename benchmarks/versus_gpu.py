@@ -15,9 +15,9 @@ both have answered. A way that fails says so in its row, and the others go on; f
 written after every group, as `running`, so that a run that is stopped has lost one group, and
 `warm_up_seconds` tells where the rest of the time went. Once `--seconds` are over no further group
 is answered, and no further batch. Of each tree's answers the figures say how many equal those of
-own plain decoding: in bf16 a tie may fall otherwise. "eagle3@4" always
-drafts four levels; without a number the engine chooses, and `mean_levels` says what it chose in the
-mean of all rounds, those that only warm up included.
+own plain decoding: in bf16 a tie may fall otherwise. "eagle3@4" always drafts four levels; without
+a number the engine chooses, and `mean_levels` says what it chose in the mean of all rounds, those
+that only warm up included.
 """
 
 from __future__ import annotations

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -175,3 +177,30 @@ def test_one_part_is_tried_on_a_cpu_and_summed_up(
     assert summary["parts"]["growth_nodes"]["state"] == "done"
     assert {"device", "commit", "command", "date"} <= set(summary)
     assert "four rows over one, 8B shape" in capsys.readouterr().out
+
+
+STUBBED = """
+import json
+import no_device; no_device.absent()
+import triton.compiler
+import compile_ahead
+class Nothing:
+    function = packed_metadata = None
+    def launch_metadata(self, *_): pass
+    def run(self, *_): pass
+triton.compiler.compile = lambda source, *_, **__: Nothing()
+print(json.dumps(compile_ahead.play(compile_ahead.Job("tiny", "ngram", 2, 200, 7, "penalties"))))
+"""
+
+
+@pytest.mark.usefixtures("embedded_model")
+def test_rounds_are_played_where_launches_do_nothing_and_their_kernels_are_named() -> None:
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    env["PYTHONPATH"] = os.pathsep.join([str(HOME), str(HOME.parent)])
+    told = subprocess.run(
+        [sys.executable, "-c", STUBBED], check=True, stdout=subprocess.PIPE, text=True, env=env
+    )
+    found = json.loads(told.stdout.splitlines()[-1])
+    named = {"_attend", "_row", "_product", "_select", "_accept", "_settle", "_move"}
+    assert named <= set(found["by_name"])
+    assert found["kernels"] == sum(found["by_name"].values()) > 40
