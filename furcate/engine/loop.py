@@ -356,7 +356,9 @@ class Loop:
     def _probe(self, needs: Needs, requests: int, rows: int, levels: int) -> float:
         """Seconds of a round of `rows` rows in total that drafts so many levels."""
         self.flights.disturbed()
-        return seconds_of(self.player, nobody(self.state, requests, rows, needs, levels))
+        most = self.budget.buckets[-1]
+        batch = nobody(self.state, requests, rows, needs, levels=levels, most=most)
+        return seconds_of(self.player, batch)
 
     def _on_device(self, numbers: list[int]) -> torch.Tensor:
         return torch.tensor(numbers, device=self.state.device)
