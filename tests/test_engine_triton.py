@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from fake_graphs import FakeRecorder, recorded
 from small_models import fill_randomly, tiny_decoder
 from tiny_engine import DRAFT, VOCAB, finished, prompt_of, tokenizer
+from triton.runtime.errors import OutOfResources
 from triton_device import DEVICE, MARKS
 
 from furcate.cli.options import TargetFlags
@@ -193,3 +195,19 @@ def test_what_the_kernels_do_not_know_falls_back_by_name(
     assert report["kernels"] == "torch"
     assert re.fullmatch(why, report["kernels_why"])
     assert all(len(output.token_ids) == MOST for output in outputs)
+
+
+class _Small(FakeRecorder):
+    """Of a device whose programs have too little shared memory."""
+
+    def record(self, step: Any) -> Any:
+        raise OutOfResources(230_400, 101_376, "shared memory")
+
+
+def test_a_kernel_too_large_for_the_device_is_an_error_that_says_so() -> None:
+    engine, _ = recorded("off", recorder=_Small())
+    params, played = SamplingParams(max_tokens=4), engine.built.player.played
+    with engine, pytest.raises(Unsupported, match=r"shared memory.* 230400, .* 101376") as caught:
+        engine.collect(engine.submit(prompt_of(9), params))
+    assert caught.value.field == "device" and "smaller dtype" in str(caught.value)
+    assert played.refused == {}, "launching it would fail as well"

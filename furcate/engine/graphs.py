@@ -98,6 +98,7 @@ class Graphs:
     """Plays rounds from recordings, made when a kind of round is first asked for.
 
     A kind that cannot be recorded is launched kernel by kernel from then on, and `played` says why.
+    What could not be launched either, a kernel too large for the device, is raised.
     """
 
     records = True
