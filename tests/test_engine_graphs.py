@@ -47,17 +47,42 @@ def test_whoever_comes_and_goes_every_answer_is_that_of_the_slow_loop(drafter: s
 
 
 def test_a_bucket_serves_every_batch_below_it() -> None:
-    """Eight come one by one and go one by one: every batch from one to eight, in four kinds."""
-    engine, recorder = recorded("off", max_batch=8)
-    ten = GREEDY.model_copy(update={"max_tokens": 10})
-    asked = [(prompt_of(5 + 9 * n, n), ten.model_copy(update={"seed": n})) for n in range(8)]
+    """Sixteen come one by one and go one by one: every batch from 1 to 16, in five kinds."""
+    engine, recorder = recorded("off", max_batch=16)
+    most = GREEDY.model_copy(update={"max_tokens": 18})
+    asked = [(prompt_of(5 + 4 * n, n), most.model_copy(update={"seed": n})) for n in range(16)]
     sizes: list[int] = []
     with engine:
         engine._loop.player = _Noting(engine.built.player, sizes)
-        outputs = finished(engine, [engine.submit(*ask) for ask in asked])
+        names = []
+        for ask in asked:
+            names.append(engine.submit(*ask))
+            engine.step()
+        outputs = finished(engine, names)
     assert [list(o.token_ids) for o in outputs] == [judged(*ask) for ask in asked]
-    assert set(sizes) == set(range(1, 9))
-    assert recorder.count == 4
+    assert set(sizes) == set(range(1, 17))
+    assert recorder.count == 5
+
+
+@pytest.mark.parametrize("drafter", ["off", "ngram"])
+def test_as_many_as_64_of_different_lengths_say_what_the_slow_loop_says(drafter: str) -> None:
+    """All begin together, with prompts and answers of many lengths, under one law of seven."""
+    asked = asks(64, seed=7, most=16)
+    assert len({len(prompt) for prompt, _ in asked}) > 30
+    engine, _ = recorded(drafter, max_batch=64)
+    sizes: list[int] = []
+    with engine:
+        engine._loop.player = _Noting(engine.built.player, sizes)
+        names = [engine.submit(*ask) for ask in asked]
+        with pytest.MonkeyPatch.context() as patch:  # nobody plays before all prompts are scored
+            patch.setattr(engine.built.scheduler, "decoding", list)
+            for _ in asked:
+                engine.step()
+        outputs = finished(engine, names)
+        played = engine.built.player.played
+    assert [list(o.token_ids) for o in outputs] == [judged(*ask) for ask in asked]
+    assert max(sizes) == 64 and len(set(sizes)) > 4
+    assert played.eager == 0 and played.refused == {}
 
 
 class _Noting:
