@@ -98,6 +98,7 @@ class Graphs:
     """Plays rounds from recordings, made when a kind of round is first asked for.
 
     A kind that cannot be recorded is launched kernel by kernel from then on, and `played` says why.
+    What could not be launched either, a kernel too large for the device, is raised.
     """
 
     records = True
@@ -217,6 +218,7 @@ class CudaRecorder:
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._broken: list[torch.cuda.CUDAGraph] = []
 
     def record(self, step: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """See `Recorder`."""
@@ -227,8 +229,19 @@ class CudaRecorder:
                 step()
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=aside):
-            result = step()
+        try:
+            # a capture that fails leaves the stream on that it was on; the outer context comes back
+            with (
+                torch.cuda.stream(torch.cuda.current_stream()),
+                torch.cuda.graph(graph, pool=self._pool, stream=aside),
+            ):
+                result = step()
+        except BaseException:
+            # the allocator takes this graph to be recording into its pool for ever: it stays, as
+            # the allocator asks it, and others have a pool of their own
+            self._broken.append(graph)
+            self._pool = torch.cuda.graph_pool_handle()
+            raise
         return graph.replay, result
 
     def staging(self, like: Tensor) -> Tensor:
