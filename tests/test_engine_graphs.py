@@ -117,7 +117,7 @@ def test_kinds_are_rounded_up() -> None:
     kind = graphs.kind_of(five)
     assert (kind.requests, kind.columns) == (6, 4096 + 15 + 2), "no bucket beyond what there is"
     assert kind.name == "6x4 columns=4113"
-    assert graphs.kind_of(batch).name == "4x4 columns=1024 top_k draft=2"
+    assert graphs.kind_of(batch).name == "4x4 columns=1024 top_k=64 draft=2"
 
 
 def test_what_cannot_be_recorded_is_launched_and_said() -> None:
@@ -133,6 +133,20 @@ def test_what_cannot_be_recorded_is_launched_and_said() -> None:
     reason = "RuntimeError: operation not permitted when stream is capturing"
     assert list(told["refused"].values()) == [reason]
     assert told["rounds_launched"] >= 20 and told["rounds_replayed"] >= 10
+
+
+def test_a_kind_that_is_refused_refuses_no_other() -> None:
+    recorder = FakeRecorder(refuse=lambda number: number == 0)
+    engine, _ = recorded("off", recorder=recorder, max_batch=2)
+    graphs = engine.built.player
+    one = Batch(torch.tensor([0]), torch.tensor([1]), 1, 8, Needs(top_k=3), levels=0)
+    others = [replace(one, needs=Needs(top_k=9)), replace(one, raw_top=0), replace(one, raw_top=2)]
+    for batch in (one, one, *others):
+        graphs.launch(batch)()
+    played = graphs.played
+    head = "1x1 columns=512 top_k="
+    assert list(played.refused) == [f"{head}4"] and played.eager == 2
+    assert played.recorded == [f"{head}16", f"{head}4 raw=0", f"{head}4 raw=2"]
 
 
 def test_an_engine_on_a_cpu_says_that_it_launches_torch() -> None:

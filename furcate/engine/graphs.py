@@ -67,11 +67,12 @@ class Kind:
     @property
     def name(self) -> str:
         """As `--json` has it."""
-        needs = [name for name in Needs.__dataclass_fields__ if getattr(self.needs, name)]
-        tops = [self.raw_top is not None and "raw", self.processed_top is not None and "processed"]
-        words = [f"{self.requests}x{self.rows}", f"columns={self.columns}", *needs]
-        words += [word for word in tops if word] + [f"draft={self.levels}"] * (self.levels > 0)
-        return " ".join(words)
+        needs = {name: getattr(self.needs, name) for name in Needs.__dataclass_fields__}
+        words = [f"{self.requests}x{self.rows}", f"columns={self.columns}"]
+        words += [n if v is True else f"{n}={v}" for n, v in needs.items() if v]
+        tops = {"raw": self.raw_top, "processed": self.processed_top}
+        words += [f"{name}={top}" for name, top in tops.items() if top is not None]
+        return " ".join(words + [f"draft={self.levels}"] * (self.levels > 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,7 @@ class Graphs:
         self._recorder = recorder
         self._eager = Eager(round_)
         self._recordings: dict[Kind, Recording] = {}
+        self._refused: set[Kind] = set()
         shape = round_.state.shape
         self._widest = shape.context + round_.most_nodes + 2
 
@@ -145,20 +147,21 @@ class Graphs:
 
     def _recorded(self, kind: Kind) -> Recording | None:
         """Record a kind of round, or note why that cannot be done."""
-        if kind.name in self.played.refused:
+        if kind in self._refused:
             return None
         if len(self._recordings) >= MOST_RECORDINGS:
-            what = f"{MOST_RECORDINGS} kinds of rounds are recorded already"
-            self.played.refused[kind.name] = what
-            return None
+            return self._refuse(kind, f"{MOST_RECORDINGS} kinds of rounds are recorded already")
         try:
             recording = self._record(kind)
         except RuntimeError as fault:
-            self.played.refused[kind.name] = f"{type(fault).__name__}: {fault}".splitlines()[0]
-            return None
+            return self._refuse(kind, f"{type(fault).__name__}: {fault}".splitlines()[0])
         self.played.recorded.append(kind.name)
         self._recordings[kind] = recording
         return recording
+
+    def _refuse(self, kind: Kind, why: str) -> None:
+        self._refused.add(kind)
+        self.played.refused[kind.name] = why
 
     def _record(self, kind: Kind) -> Recording:
         """Nobody plays while it is recorded: all rows are the dummy's."""
