@@ -197,19 +197,29 @@ _LOWER = (
     "memory on the device"
 )
 
+_LACKS = ("cublas_status_alloc_failed", "cuda error: out of memory")
+
 
 @contextmanager
 def named(doing: str) -> Iterator[None]:
     """A device that runs out of memory meanwhile is a user's error, and says what to lower."""
     try:
         yield
-    except torch.OutOfMemoryError as fault:
+    except RuntimeError as fault:
+        if not _out_of_memory(fault):
+            raise
         raise BadRequest(
             f"the device ran out of memory while {doing}",
             field="gpu_memory_utilization",
             hint="lower it, kv_tokens, max_batch, max_context or prefill_chunk, take a smaller "
             "dtype, or free memory on the device",
         ) from fault
+
+
+def _out_of_memory(fault: RuntimeError) -> bool:
+    """Torch has a class for its own allocator; what the driver and cuBLAS lack is told in words."""
+    told = str(fault).casefold()
+    return isinstance(fault, torch.OutOfMemoryError) or any(words in told for words in _LACKS)
 
 
 def _beside(demand: Demand, device: Device, share: float) -> str:
