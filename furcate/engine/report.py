@@ -14,7 +14,8 @@ def backend_json(built: Built) -> dict[str, Any]:
     """`kernels` is "triton" or "torch"; where a GPU has to do with torch's, `_why` says why.
 
     `graphs` lists the kinds of rounds that were recorded and those that could not be, with the
-    reason; None where every kernel is launched anew. `rounds_ahead` is how many rounds are launched
+    reason, and counts as `given_up` recordings that gave way to other kinds; None where every
+    kernel is launched anew. `rounds_ahead` is how many rounds are launched
     before the one ahead of them is read; 0: one after the other. `memory` is what the engine holds
     of a GPU at most, in bytes; None on a CPU. `batch_invariant` is whether a token's scores are the
     same bit for bit whatever is scored beside it.
