@@ -195,6 +195,8 @@ def test_an_engine_on_a_cpu_says_that_it_launches_torch() -> None:
         "kernels_why": None,
         "draft_kernels": None,
         "draft_kernels_why": None,
+        "put_kernels_why": None,
+        "join_kernels_why": None,
         "batch_invariant": False,
         "memory": None,
         "rounds_ahead": 0,

@@ -341,12 +341,15 @@ def gpu(patch: pytest.MonkeyPatch, **changes: Any) -> None:
 
 
 def test_what_an_engine_did_without_is_said_in_lines() -> None:
-    sound = {"kernels_why": None, "draft_kernels_why": None, "graphs": None}
+    wide = {"put_kernels_why": None, "join_kernels_why": None}
+    sound = {"kernels_why": None, "draft_kernels_why": None, "graphs": None, **wide}
     assert fallbacks(sound) == []
     graphs = {"recorded": [], "refused": {"1x8 columns=512 noise": "RuntimeError: no"}}
     poor = {"kernels_why": "the head size is 8", "draft_kernels_why": None, "graphs": graphs}
+    poor |= wide | {"join_kernels_why": "8 matches are too many"}
     assert fallbacks(poor) == [
         "kernels: torch's own, since the head size is 8",
+        "join kernels: torch's own, since 8 matches are too many",
         "not recorded: rounds of 1x8 columns=512 noise, since RuntimeError: no",
     ]
 
