@@ -160,7 +160,9 @@ class Graphs:
         try:
             recording = self._record(kind)
         except RuntimeError as fault:
-            return self._refuse(kind, f"{type(fault).__name__}: {fault}".splitlines()[0])
+            self._refused.add(kind)
+            self.played.refused[kind.name] = f"{type(fault).__name__}: {fault}".splitlines()[0]
+            return None
         self.played.recorded.append(kind.name)
         return recording
 
@@ -173,10 +175,6 @@ class Graphs:
         self.played.recorded.remove(kind.name)
         self.played.given_up += 1
         return True
-
-    def _refuse(self, kind: Kind, why: str) -> None:
-        self._refused.add(kind)
-        self.played.refused[kind.name] = why
 
     def _record(self, kind: Kind) -> Recording:
         """Nobody plays while it is recorded: all rows are the dummy's."""
