@@ -146,7 +146,7 @@ def test_kinds_are_rounded_up() -> None:
     kind = graphs.kind_of(five)
     assert (kind.requests, kind.columns) == (6, 4096 + 15 + 2), "no bucket beyond what there is"
     assert kind.name == "6x4 columns=4113"
-    assert graphs.kind_of(batch).name == "4x4 columns=1024 top_k draft=2"
+    assert graphs.kind_of(batch).name == "4x4 columns=1024 top_k=64 draft=2"
 
 
 def test_what_cannot_be_recorded_is_launched_and_said() -> None:
@@ -217,6 +217,58 @@ def test_after_a_capture_that_fails_the_stream_is_the_callers_and_the_pool_a_new
     assert cuda.captured == [0, 0, 1, 1] and cuda.on == "the caller's"
 
 
+def test_a_kind_that_is_refused_refuses_no_other() -> None:
+    recorder = FakeRecorder(refuse=lambda number: number == 0)
+    engine, _ = recorded("off", recorder=recorder, max_batch=2)
+    graphs = engine.built.player
+    one = Batch(torch.tensor([0]), torch.tensor([1]), 1, 8, Needs(top_k=3), levels=0)
+    others = [replace(one, needs=Needs(top_k=9)), replace(one, raw_top=0), replace(one, raw_top=2)]
+    for batch in (one, one, *others):
+        graphs.launch(batch)()
+    played = graphs.played
+    head = "1x1 columns=512 top_k="
+    assert list(played.refused) == [f"{head}4"] and played.eager == 2
+    assert played.recorded == [f"{head}16", f"{head}4 raw=0", f"{head}4 raw=2"]
+
+
+def test_the_kind_that_was_not_played_for_longest_gives_way_to_a_new_one() -> None:
+    engine, recorder = recorded("off", most=2, max_batch=2)
+    graphs = engine.built.player
+    one = Batch(torch.tensor([0]), torch.tensor([1]), 1, 8, Needs(), levels=0)
+    first, second, third = (replace(one, needs=Needs(top_k=k)) for k in (1, 2, 4))
+    for batch in (first, second, first, third, first, second):
+        graphs.launch(batch)()
+    told = graphs.played.as_json()
+    names = ["1x1 columns=512 top_k=1", "1x1 columns=512 top_k=2"]
+    assert told["recorded"] == names and told["given_up"] == 2
+    assert told["refused"] == {} and told["rounds_launched"] == 0
+    assert recorder.repeats == [0, 1, 0, 2, 0, 3] and graphs.played.recordings == 4
+
+
+def test_a_recording_whose_round_is_unread_does_not_give_way() -> None:
+    engine, _ = recorded("off", recorder=FakeRecorder(late=True), most=1, max_batch=2)
+    graphs = engine.built.player
+    one = Batch(torch.tensor([0]), torch.tensor([1]), 1, 8, Needs(), levels=0)
+    other = replace(one, needs=Needs(top_k=2))
+    unread = graphs.launch(one)
+    graphs.launch(other)()
+    assert graphs.played.recorded == ["1x1 columns=512"] and graphs.played.eager == 1
+    unread()
+    graphs.launch(other)()
+    assert graphs.played.recorded == ["1x1 columns=512 top_k=2"] and graphs.played.given_up == 1
+    assert graphs.played.refused == {}
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_answers_do_not_change_where_recordings_give_way(most: int) -> None:
+    asked = asks(8, seed=3)
+    want = [judged(prompt, params) for prompt, params in asked]
+    engine, _ = recorded("ngram", most=most, max_batch=5, prefill_chunk=9)
+    with engine:
+        assert arriving_at_random(engine, asked, seed=3) == want
+        assert engine.built.player.played.given_up > 0
+
+
 def test_an_engine_on_a_cpu_says_that_it_launches_torch() -> None:
     with tiny_engine("ngram") as engine:
         told = backend_json(engine.built)
@@ -225,6 +277,8 @@ def test_an_engine_on_a_cpu_says_that_it_launches_torch() -> None:
         "kernels_why": None,
         "draft_kernels": None,
         "draft_kernels_why": None,
+        "put_kernels_why": None,
+        "join_kernels_why": None,
         "batch_invariant": False,
         "memory": None,
         "rounds_ahead": 0,

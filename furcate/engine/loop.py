@@ -191,13 +191,13 @@ class Loop:
             self.state.set_pages(request.slot, request.pages.numbers)
         batch = self._lineup.of(players, rows, needs, self.flights.unread)
         batch = replace(batch, levels=self._levels(players, rows, needs))
-        known, began = len(self.player.played.recorded), time.perf_counter()
+        known, began = self.player.played.recordings, time.perf_counter()
         flight = Flight(players, batch, began, self.player.launch(batch))
         self.flights.launched(flight)
         for request in players:
             flight.levels.append(request.levels)
             request.levels = batch.levels
-        if len(self.player.played.recorded) > known:  # the time is that of the recording
+        if self.player.played.recordings > known:  # the time is that of the recording
             self.flights.disturbed()
 
     def _first_draft(self, players: list[Request]) -> bool:

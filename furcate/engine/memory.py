@@ -198,6 +198,8 @@ _LOWER = (
     "memory on the device"
 )
 
+_LACKS = ("cublas_status_alloc_failed", "cuda error: out of memory")
+
 
 @contextmanager
 def named(doing: str) -> Iterator[None]:
@@ -207,7 +209,9 @@ def named(doing: str) -> Iterator[None]:
     """
     try:
         yield
-    except torch.OutOfMemoryError as fault:
+    except RuntimeError as fault:
+        if not _out_of_memory(fault):
+            raise
         raise BadRequest(
             f"the device ran out of memory while {doing}",
             field="gpu_memory_utilization",
@@ -228,6 +232,12 @@ def _too_large(fault: Exception) -> bool:
     """Triton, which is no part of every installation, is there if this is its word for it."""
     errors = sys.modules.get("triton.runtime.errors")
     return errors is not None and isinstance(fault, errors.OutOfResources)
+
+
+def _out_of_memory(fault: RuntimeError) -> bool:
+    """Torch has a class for its own allocator; what the driver and cuBLAS lack is told in words."""
+    told = str(fault).casefold()
+    return isinstance(fault, torch.OutOfMemoryError) or any(words in told for words in _LACKS)
 
 
 def _beside(demand: Demand, device: Device, share: float) -> str:
