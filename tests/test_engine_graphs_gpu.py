@@ -14,9 +14,12 @@ from test_engine_traffic import arriving_at_random
 from tiny_engine import VOCAB, prompt_of, tokenizer
 
 from furcate.config import DraftOptions, EngineOptions, SamplingParams
+from furcate.drafters.base import View
 from furcate.engine.build import build
 from furcate.engine.engine import Engine
+from furcate.engine.report import backend_json
 from furcate.engine.round import Batch
+from furcate.kernels.draft import Proposal
 from furcate.models.decoder import Decoder
 from furcate.models.weights import places
 from furcate.verify.law import needs_of
@@ -24,6 +27,7 @@ from furcate.verify.law import needs_of
 pytestmark = pytest.mark.gpu
 
 GPU = torch.device("cuda")
+BAD = VOCAB - 2  # a token that breaks whoever reads it
 LAWS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
     {"temperature": 1.0},
@@ -39,10 +43,10 @@ def target() -> Decoder:
     return decoder.requires_grad_(False).to(GPU)
 
 
-def engine(drafter: str, *, graphs: bool) -> Engine:
+def engine(drafter: str, *, graphs: bool, decoder: Decoder | None = None) -> Engine:
     options = EngineOptions(max_batch=5, max_context=256, kv_tokens=4096, graphs=graphs)
     draft = DraftOptions() if drafter == "off" else DraftOptions(adaptive=False, topk=4, depth=4)
-    return Engine(build(target(), tokenizer(), drafter, options, draft))
+    return Engine(build(decoder or target(), tokenizer(), drafter, options, draft))
 
 
 def asks(count: int, seed: int) -> list[tuple[list[int], SamplingParams]]:
@@ -130,3 +134,58 @@ def test_a_round_in_flight_hides_the_hosts_work() -> None:
             cached = max(request.cached for request in one.built.scheduler.running)
             seen[ahead] = before > cached
     assert seen == {0: False, 1: True}
+
+
+def test_a_capture_that_fails_is_said_and_launched_and_others_are_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A drafter that looks at the device's numbers while two requests or fewer are recorded."""
+    params = SamplingParams(max_tokens=20, seed=1, temperature=0, ignore_eos=True)
+    asked = [(prompt_of(10 + 7 * n, n), params) for n in range(4)]
+    with engine("off", graphs=False) as plain:
+        want = [plain.collect(plain.submit(*ask)).token_ids for ask in asked]
+    stream = torch.cuda.current_stream()
+    with engine("ngram", graphs=True) as one:
+        drafter, played = one.built.round.drafter, one.built.player.played
+        propose = drafter.propose
+
+        def waiting(view: View, levels: int) -> Proposal:
+            found = propose(view, levels)
+            if len(found.tokens_BP) <= 2:
+                found.tokens_BP.sum().item()
+            return found
+
+        monkeypatch.setattr(drafter, "propose", waiting)
+        assert one.collect(one.submit(*asked[0])).token_ids == want[0]
+        assert torch.cuda.current_stream() == stream
+        refused = backend_json(one.built)["graphs"]["refused"]
+        assert refused and all(name.startswith("1x") for name in refused)
+        assert played.recorded == [] and played.replayed == 0 < played.eager
+        names = [one.submit(*ask) for ask in asked]
+        assert [one.collect(name).token_ids for name in names] == want
+        assert any(name.startswith("4x") for name in played.recorded) and played.replayed > 0
+        assert not any(name.startswith("4x") for name in played.refused)
+        assert torch.cuda.current_stream() == stream
+
+
+@pytest.mark.parametrize("drafter", ["off", "ngram"])
+def test_logits_that_are_no_numbers_end_one_request_of_a_recorded_round(drafter: str) -> None:
+    """The broken one says BAD in its first round, and whoever reads that says nothing more."""
+    law = {"max_tokens": 30, "seed": 3, "ignore_eos": True}
+    fine = SamplingParams(**law, logit_bias={BAD: -100.0})
+    good = [prompt_of(n, n) for n in (5, 20, 33)]
+    decoder = target()
+    with engine(drafter, graphs=True, decoder=decoder) as one:
+        names = [one.submit(prompt, fine) for prompt in good]
+        want = [one.collect(name).token_ids for name in names]
+    decoder.embedding[BAD] = torch.nan
+    with engine(drafter, graphs=True, decoder=decoder) as one:
+        names = [one.submit(prompt, fine) for prompt in good]
+        broken = one.submit(prompt_of(9), SamplingParams(**law, allowed_token_ids=(BAD,)))
+        heard = [one.collect(name).token_ids for name in names]
+        output = one.collect(broken)
+        played = one.built.player.played
+    assert output.finish_reason == "error" and output.token_ids == (BAD,)
+    assert "not finite" in str(output.choices[0].error)
+    assert heard == want
+    assert played.eager == 0 and played.refused == {}

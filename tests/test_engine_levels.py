@@ -204,8 +204,6 @@ def test_a_rounds_cost_is_measured_with_the_draft_that_is_made_then() -> None:
     del probe.asked[:]
     costs.of(128, levels=4)
     assert probe.asked == [(2, 128, 0)], "several requests: their draft has another price"
-    Costs(probe, DEPTHS, 31).of(31, levels=7)
-    assert (1, 31, 7) in probe.asked, "no request has more rows than there are"
     del probe.asked[:]
     costs.of(16, requests=4, levels=4)
     assert probe.asked == [(4, 4, 2), (4, 4, 7)]

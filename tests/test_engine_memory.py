@@ -263,6 +263,21 @@ def test_a_share_above_1_is_refused_for_two_engines_too() -> None:
         TargetFlags(gpu_memory_utilization=1.9).engine_options(engines=2)
 
 
+DRIVERS = "CUDA error: out of memory"
+LIBRARYS = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+
+
+@pytest.mark.parametrize("told", [DRIVERS, LIBRARYS])
+def test_the_drivers_and_the_librarys_lack_of_memory_say_what_to_lower(told: str) -> None:
+    with pytest.raises(BadRequest, match="lower it, kv_tokens"), named("a round was played"):
+        raise RuntimeError(told)
+
+
+def test_another_fault_of_the_device_is_not_called_a_lack_of_memory() -> None:
+    with pytest.raises(RuntimeError, match="illegal"), named("a round was played"):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
 @pytest.mark.parametrize("where", ["loading", "building", "a round"])
 def test_running_out_of_memory_is_an_error_that_says_what_to_lower(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -326,12 +341,15 @@ def gpu(patch: pytest.MonkeyPatch, **changes: Any) -> None:
 
 
 def test_what_an_engine_did_without_is_said_in_lines() -> None:
-    sound = {"kernels_why": None, "draft_kernels_why": None, "graphs": None}
+    wide = {"put_kernels_why": None, "join_kernels_why": None}
+    sound = {"kernels_why": None, "draft_kernels_why": None, "graphs": None, **wide}
     assert fallbacks(sound) == []
     graphs = {"recorded": [], "refused": {"1x8 columns=512 noise": "RuntimeError: no"}}
     poor = {"kernels_why": "the head size is 8", "draft_kernels_why": None, "graphs": graphs}
+    poor |= wide | {"join_kernels_why": "8 matches are too many"}
     assert fallbacks(poor) == [
         "kernels: torch's own, since the head size is 8",
+        "join kernels: torch's own, since 8 matches are too many",
         "not recorded: rounds of 1x8 columns=512 noise, since RuntimeError: no",
     ]
 

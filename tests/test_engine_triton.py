@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_graphs import FakeRecorder, recorded
 from small_models import fill_randomly, tiny_decoder
 from tiny_engine import DRAFT, VOCAB, finished, prompt_of, tokenizer
 from triton_device import DEVICE, MARKS
@@ -135,7 +136,9 @@ def test_triton_says_what_torch_says(drafter: str, monkeypatch: pytest.MonkeyPat
 
 def told_by(decoder: Decoder, drafter: str, laws: Sequence[dict[str, Any]]) -> list[Any]:
     """Tokens and logprobs of a batch-invariant engine that answers all of these at once."""
-    how = DraftOptions(topk=1, num_draft_tokens=5) if drafter == "ngram" else DraftOptions()
+    how = DraftOptions()
+    if drafter == "ngram":  # in every round, whatever that costs on a busy machine
+        how = DraftOptions(topk=1, num_draft_tokens=5, adaptive=False)
     options = EngineOptions(**OPTIONS, batch_invariant=True)
     with Engine(build(decoder, tokenizer(), drafter, options, how)) as engine:
         assert engine.built.round.kernels.batch_invariant
@@ -193,3 +196,21 @@ def test_what_the_kernels_do_not_know_falls_back_by_name(
     assert report["kernels"] == "torch"
     assert re.fullmatch(why, report["kernels_why"])
     assert all(len(output.token_ids) == MOST for output in outputs)
+
+
+class _Small(FakeRecorder):
+    """Of a device whose programs have too little shared memory."""
+
+    def record(self, step: Any) -> Any:
+        from triton.runtime.errors import OutOfResources  # not before the interpreter is on
+
+        raise OutOfResources(230_400, 101_376, "shared memory")
+
+
+def test_a_kernel_too_large_for_the_device_is_an_error_that_says_so() -> None:
+    engine, _ = recorded("off", recorder=_Small())
+    params, played = SamplingParams(max_tokens=4), engine.built.player.played
+    with engine, pytest.raises(Unsupported, match=r"shared memory.* 230400, .* 101376") as caught:
+        engine.collect(engine.submit(prompt_of(9), params))
+    assert caught.value.field == "device" and "smaller dtype" in str(caught.value)
+    assert played.refused == {}, "launching it would fail as well"

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from furcate.errors import Unsupported
 from furcate.kernels.attention_cut import Tile, folds, one_tile, splits_for, tile_for
+from furcate.shared_memory import H200
 
 DTYPE = torch.bfloat16
 
@@ -92,15 +94,50 @@ def test_splits_fill_the_device_and_no_more() -> None:
     assert splits_for(8, 2049, four) == 17, "of two steps each, and not 16 of up to three"
 
 
+COMPILED = [  # capability, tile, head size, dtype; bytes of shared memory in Triton 3.6's metadata
+    (9.0, LARGE, 128, DTYPE, 230_400),
+    (9.0, Tile(64, 64, **TWO), 128, DTYPE, 82_432),
+    (9.0, Tile(64, 64, masked=False), 128, DTYPE, 115_200),
+    (9.0, Tile(64, 32, masked=False), 256, DTYPE, 131_328),
+    (9.0, Tile(16, 64), 128, DTYPE, 71_680),
+    (9.0, Tile(16, 128), 64, DTYPE, 71_680),
+    (9.0, Tile(64, 32, masked=False), 128, torch.float32, 106_496),
+    (8.0, LARGE, 128, DTYPE, 164_864),
+    (8.0, Tile(64, 64, masked=False), 128, DTYPE, 90_112),
+    (8.0, Tile(64, 32, masked=False), 256, DTYPE, 102_400),
+    (8.0, Tile(64, 32, masked=False), 128, torch.float32, 106_496),
+    (12.0, LARGE, 128, DTYPE, 164_864),
+]
+
+
+@pytest.mark.parametrize(("capability", "tile", "head_dim", "dtype", "taken"), COMPILED)
+def test_a_cut_takes_no_more_shared_memory_than_it_says(
+    capability: float, tile: Tile, head_dim: int, dtype: torch.dtype, taken: int
+) -> None:
+    assert taken <= tile.shared_bytes(head_dim, dtype)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("head_dim", [16, 64, 128, 256])
-def test_every_cut_has_room_in_a_processor(head_dim: int, dtype: torch.dtype) -> None:
-    """Keys and values of all stages but one, the queries, and the weights of a step."""
+@pytest.mark.parametrize("room", [99 * 1024, 163 * 1024, H200])
+def test_no_cut_is_chosen_that_the_device_has_no_room_for(
+    room: int, head_dim: int, dtype: torch.dtype
+) -> None:
     for rows in (1, 16, 17, 64, 128, 129, 1000):
         for columns in (1, 8191, 8192):
-            tile = tile_for(rows, head_dim, dtype, columns)
-            assert tile.rows >= min(rows, 64)
-            held = 2 * (tile.stages - 1) * tile.columns * head_dim
-            held += tile.rows * (head_dim + tile.columns)
-            assert held * dtype.itemsize <= 223 * 1024
-    assert one_tile(head_dim, dtype).columns == (32 if head_dim * dtype.itemsize > 256 else 64)
+            tile = tile_for(rows, head_dim, dtype, columns, room)
+            assert tile.shared_bytes(head_dim, dtype) <= room
+            assert room < H200 or tile.rows >= min(rows, 64)
+            assert min(tile.rows, tile.columns) >= 16 and tile.stages >= 2
+    one = one_tile(head_dim, dtype, room)
+    assert one.shared_bytes(head_dim, dtype) <= room
+    assert room < H200 or one.columns == (32 if head_dim * dtype.itemsize > 256 else 64)
+
+
+def test_less_room_makes_fewer_stages_then_fewer_columns_then_fewer_rows() -> None:
+    assert tile_for(256, 128, DTYPE, 1 << 14) == LARGE
+    assert tile_for(256, 128, DTYPE, 1 << 14, 163 * 1024) == replace(LARGE, stages=2, columns=128)
+    assert LARGE.within(99 * 1024, 128, DTYPE) == replace(LARGE, stages=2, columns=64)
+    assert LARGE.within(30 * 1024, 128, DTYPE) == replace(LARGE, stages=2, columns=16, rows=32)
+    with pytest.raises(Unsupported, match="shared memory"):
+        LARGE.within(16 * 1024, 256, DTYPE)

@@ -19,7 +19,6 @@ from triton_device import DEVICE, MARKS
 
 from furcate.drafters.judge import judge
 from furcate.drafters.trust import Trust
-from furcate.kernels import joint_triton
 from furcate.kernels.draft import Proposal
 from furcate.kernels.grow import BINS, STEPS
 from furcate.kernels.joint import BOTH, MATCH, OWN_ROOM, Pools, joined, packed, unpacked
@@ -127,14 +126,6 @@ CASES = {
 @pytest.mark.parametrize("seed", range(3))
 def test_joint_pools_come_out_as_in_torch(case: str, seed: int) -> None:
     assert differing(*both(replace(CASES[case], seed=seed))) == []
-
-
-def test_pools_too_wide_for_one_program_are_joined_by_torch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(joint_triton, "_join", None)
-    monkeypatch.setattr(joint_triton, "_MOST", 8)
-    assert differing(*both(CASES["usual"])) == []
 
 
 @pytest.mark.parametrize("spoilt", [0.0, 0.5, 1.0])

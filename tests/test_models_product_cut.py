@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +21,7 @@ from furcate.models.product_cut import (
     most_part_bytes,
     one_tile,
 )
+from furcate.shared_memory import H200
 
 HALF = torch.bfloat16
 DOWN = Cut((17, 64), (4000, 5000), (10000, 15000), Tile(64, 128, 128, 4, 4, splits=4))
@@ -82,3 +84,43 @@ def test_predicted_cuts_are_one_wave_that_fits_into_the_processors() -> None:
         assert tile.stages * tile.inputs * (tile.outputs + tile.rows) * 2 <= 227 * 1024
         assert tile.tiles(size) * tile.splits <= 2 * 132
         assert most_part_bytes() <= cut.most_part_bytes <= 16 << 20 or tile.splits == 1
+
+
+@pytest.mark.parametrize("dtype", [HALF, torch.float32], ids=str)
+@pytest.mark.parametrize("room", [99 * 1024, 163 * 1024, H200])
+def test_no_product_is_cut_so_that_the_device_has_no_room_for_it(
+    room: int, dtype: torch.dtype
+) -> None:
+    for rows in (1, 16, 33, 64):
+        for outputs, inputs in ((28672, 4096), (4096, 14336), (1536, 576), (128256, 4096)):
+            size = Size(rows, outputs, inputs, dtype, room)
+            for cut in (fitting_tile, one_tile):
+                tile = cut(size)
+                assert tile.fits(size)
+                usual = cut(replace(size, room=H200))
+                assert room < H200 or (tile == usual and tile.stages >= 3)
+                assert (tile.rows, tile.outputs) == (usual.rows, usual.outputs)
+
+
+@pytest.mark.parametrize(
+    ("tile", "dtype", "taken"),
+    [
+        (Tile(64, 128, 128, 8, 3), HALF, 147_456),
+        (Tile(64, 32, 256, 4, 3), HALF, 98_304),
+        (Tile(16, 32, 256, 4, 5), HALF, 98_304),
+        (Tile(64, 128, 64, 8, 3), torch.float32, 114_688),
+    ],
+    ids=str,
+)
+def test_a_product_takes_no_more_shared_memory_than_is_counted(
+    tile: Tile, dtype: torch.dtype, taken: int
+) -> None:
+    """What Triton 3.6 compiles for compute capability 9.0; for 8.0, 8.9 and 12.0 it is no more."""
+    assert not tile.fits(Size(64, 4096, 4096, dtype, room=taken - 1))
+
+
+@pytest.mark.usefixtures("_table")
+def test_a_cut_of_the_table_is_not_taken_where_it_does_not_fit() -> None:
+    size = Size(64, 4096, 14336, HALF, room=163 * 1024)
+    assert DOWN.tile.fits(replace(size, room=H200)) and not DOWN.tile.fits(size)
+    assert measured_tile(size) is None and fitting_tile(size).fits(size)

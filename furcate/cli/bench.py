@@ -16,7 +16,7 @@ from furcate.cli.drafting import DraftFlags
 from furcate.cli.fallbacks import fallbacks
 from furcate.cli.lazy import bench_module, compare_module, drafter_json, load_engine
 from furcate.cli.options import SamplingFlags, TargetFlags
-from furcate.cli.show import check_writable, err, out, print_json
+from furcate.cli.show import check_writable, err, out, print_json, why_parted
 from furcate.config import SamplingParams
 from furcate.engine.prompts import PromptLine, read_prompts
 from furcate.files import write_json
@@ -169,11 +169,10 @@ def _lines(report: dict[str, Any]) -> list[str]:
         lines.append(f"speedup: {report['speedup']:.3f}")
     lines.append(f"identical to plain decoding: {'yes' if report['identical'] else 'no'}")
     for part in report["differences"]:
-        why = "a rounding tie" if part["tie"] else "not a rounding tie: please report this"
         gap = "unbounded" if part["gap"] is None else f"{part['gap']:.1e}"
         lines.append(
             f"  line {part['line']}, turn {part['turn'] + 1}: parts at token {part['index']}, "
-            f"gap {gap}, {why}"
+            f"gap {gap}, {why_parted(part)}"
         )
     return lines
 

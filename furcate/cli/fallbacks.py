@@ -12,7 +12,7 @@ def fallbacks(backend: Mapping[str, Any]) -> list[str]:
     """One line for each kernel or recording that was not to be had; `Engine.backend` says which."""
     lines = [
         f"{name.replace('_', ' ')}: torch's own, since {backend[f'{name}_why']}"
-        for name in ("kernels", "draft_kernels")
+        for name in ("kernels", "draft_kernels", "put_kernels", "join_kernels")
         if backend[f"{name}_why"] is not None
     ]
     graphs = backend["graphs"]

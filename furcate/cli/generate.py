@@ -12,7 +12,15 @@ from furcate.cli.drafting import DraftFlags
 from furcate.cli.fallbacks import fallbacks
 from furcate.cli.lazy import bench_module, compare_module, drafter_json, load_engine
 from furcate.cli.options import Json, Quiet, SamplingFlags, TargetFlags
-from furcate.cli.show import err, logprob_json, print_json, print_text, stats_json, stats_line
+from furcate.cli.show import (
+    err,
+    logprob_json,
+    print_json,
+    print_text,
+    stats_json,
+    stats_line,
+    why_parted,
+)
 from furcate.config import SamplingParams
 from furcate.errors import BadFile, BadRequest, RequestFailed
 
@@ -218,7 +226,7 @@ def _tell(output: Output, beside: _Beside) -> None:
     part = beside.parting
     print_text(f"\nidentical to plain decoding: {'yes' if part is None else 'no'}\n")
     if part is not None:
-        reason = "a rounding tie" if part.tie else "not a rounding tie: please report this"
+        reason = why_parted(bench_module().parting_json(part))
         print_text(f"first difference: token {part.index}, gap {part.gap:.1e}, {reason}\n")
     print_text(
         f"tokens per round (bonus included): {output.stats.tokens_per_round:.2f}\n"

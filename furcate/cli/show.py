@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ __all__ = [
     "print_text",
     "stats_json",
     "stats_line",
+    "why_parted",
 ]
 
 
@@ -67,6 +69,15 @@ def logprob_json(entry: TokenLogprob) -> dict[str, Any]:
         return {"token_id": token_id, "logprob": logprob if math.isfinite(logprob) else None}
 
     return pair(entry.token_id, entry.logprob) | {"top": [pair(*rival) for rival in entry.top]}
+
+
+def why_parted(part: Mapping[str, Any]) -> str:
+    """Whether rounding explains where two answers part; `parting_json` says what `part` holds."""
+    if not part["tie"]:
+        return "not a rounding tie: please report this"
+    if part["dtype"] in ("bfloat16", "float16"):
+        return f"a tie as {part['dtype']} rounds (below {part['tie_below']:.1e})"
+    return "a rounding tie"
 
 
 def stats_line(stats: Stats) -> str:

@@ -65,7 +65,8 @@ class HybridDrafter:
             levels: Pools(sizes[:levels], begin_L[: levels + 1], ngram.depth)
             for levels in self.depths
         }
-        self._join = kernels.join or joined
+        self.join_why = kernels.join_why(ngram.matches, max(sizes, default=1))
+        self._join = joined if kernels.join is None or self.join_why else kernels.join
         self._tally = kernels.tally_joint
         self._dummy = capacity
 

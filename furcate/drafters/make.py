@@ -29,7 +29,16 @@ from furcate.models.load import load_decoder
 from furcate.models.zoo import resolve
 from furcate.text.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["NAMES", "Setting", "Recipe", "kernels_in", "make_drafter", "recipe_of", "room_of"]
+__all__ = [
+    "NAMES",
+    "Setting",
+    "Recipe",
+    "join_why",
+    "kernels_in",
+    "make_drafter",
+    "recipe_of",
+    "room_of",
+]
 
 HEADS = ("eagle3", "mtp", "medusa", "eagle1")  # the best first
 NAMES = ("off", "ngram", *HEADS, "hybrid")
@@ -104,6 +113,11 @@ def kernels_in(drafter: Drafter) -> Kernels | None:
     if isinstance(drafter, HybridDrafter):
         return kernels_in(drafter.network)
     return drafter.cache.keys.kernels if isinstance(drafter, RecurrentDrafter) else None
+
+
+def join_why(drafter: Drafter) -> str | None:
+    """Why torch joins the pools of two drafters and no kernel does; None: there is no such why."""
+    return drafter.join_why if isinstance(drafter, HybridDrafter) else None
 
 
 def room_of(setting: Setting, pages: int | None = None) -> Room:

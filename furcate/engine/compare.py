@@ -5,6 +5,7 @@ Legend: V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,9 +19,14 @@ from furcate.engine.naive import Judge, law_of
 from furcate.engine.outputs import Output
 from furcate.verify.filters import floor_of
 
-__all__ = ["TIE", "Parting", "explain", "first_difference", "parting", "plain_twin"]
+__all__ = ["TIE", "Parting", "explain", "first_difference", "parting", "plain_twin", "tie_width"]
 
 TIE = 1e-4  # scores (logits + T * noise) or filter thresholds this close are decided by rounding
+HALVES = (torch.bfloat16, torch.float16)
+# In half precision: two computations of a logit, each to the nearest, are up to a unit in the last
+# place apart, so that the gap between two logits moves by two; as much again is for what was
+# rounded on the way to them.
+UNITS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +35,8 @@ class Parting:
 
     `gap` is what the less likely of the two tokens lacks to be the choice, under the slow loop's
     own scores. `tie` says that rounding alone explains it: the two best allowed scores lie within
-    TIE, or a filter's threshold moved by TIE lets the token in. If it does not, one of the two
-    answers is wrong.
+    `tie_below`, or a filter's threshold moved by as much lets the token in. If it does not, one of
+    the two answers is wrong.
     """
 
     index: int  # counted in tokens of the answer, from 0
@@ -38,6 +44,21 @@ class Parting:
     plain: int | None
     gap: float
     tie: bool
+    tie_below: float = TIE  # `tie_width` at that place
+    dtype: str = "float32"  # in which the target was computed
+
+
+def tie_width(logits_V: Tensor) -> float:
+    """How close two scores must be for rounding to choose between them, by the logits' dtype.
+
+    TIE, and in half precision at least UNITS units in the last place of the largest logit.
+    """
+    if logits_V.dtype not in HALVES:
+        return TIE
+    numbers = torch.finfo(logits_V.dtype)
+    largest = float(logits_V.masked_fill(~logits_V.isfinite(), 0.0).abs().max())
+    unit = math.ldexp(numbers.eps, math.frexp(max(largest, numbers.tiny))[1] - 1)
+    return max(TIE, UNITS * unit)
 
 
 def plain_twin(engine: Engine) -> Engine:
@@ -90,7 +111,8 @@ def explain(judge: Judge, drafted: Sequence[int], plain: Sequence[int], index: i
     bounds = _bounds(judge)
     pair = [s[index] if index < len(s) else None for s in (drafted, plain)]
     gap = max(torch.inf if token is None else bounds.shortfall(token) for token in pair)
-    return Parting(index, pair[0], pair[1], gap, gap <= TIE)
+    dtype = str(judge.decoder.dtype).removeprefix("torch.")
+    return Parting(index, pair[0], pair[1], gap, gap <= bounds.width, bounds.width, dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +122,7 @@ class _Bounds:
     score_V: Tensor
     sure_V: Tensor  # bool, kept whichever way the thresholds round
     perhaps_V: Tensor  # bool, kept if they round its way
+    width: float  # of a rounding tie
 
     def shortfall(self, token: int) -> float:
         """What the token's score lacks to win; infinite if a filter bars it for sure."""
@@ -110,24 +133,42 @@ class _Bounds:
 
 
 def _bounds(judge: Judge) -> _Bounds:
-    """The judge's scores at its position, with every filter threshold moved by TIE both ways."""
+    """The judge's scores at its position, with every filter threshold moved by a tie both ways."""
     logits_BRV = judge.next_logits()
+    width = tie_width(logits_BRV[0, 0].to(judge.decoder.dtype))
     bare = judge.params.model_copy(update={"top_k": 0, "top_p": 1.0, "min_p": 0.0})
     masked = judge.processed(logits_BRV, bare)
     allowed_BRV = masked.allowed_BRV
     if allowed_BRV is None:
         allowed_BRV = torch.ones_like(masked.scores_BRV, dtype=torch.bool)
     kept_BRV = masked.logits_BRV.masked_fill(~allowed_BRV, -torch.inf)
-    floors = [_floor(judge, kept_BRV, top_p) for top_p in _around(judge.params.top_p)]
+    floors = [_floor(judge, kept_BRV, top_p) for top_p in _around(judge.params, width)]
     return _Bounds(
         score_V=masked.scores_BRV[0, 0],
-        sure_V=(kept_BRV > max(floors) + TIE)[0, 0],
-        perhaps_V=((kept_BRV >= min(floors) - TIE) & allowed_BRV)[0, 0],
+        sure_V=(kept_BRV > max(floors) + width)[0, 0],
+        perhaps_V=((kept_BRV >= min(floors) - width) & allowed_BRV)[0, 0],
+        width=width,
     )
 
 
-def _around(top_p: float) -> list[float]:
-    return [1.0] if top_p >= 1 else [max(top_p - TIE, TIE / 2), top_p, min(top_p + TIE, 1.0)]
+def _around(params: SamplingParams, width: float) -> list[float]:
+    """top_p, and how far rounding may move a sum of probabilities below and above it.
+
+    Logits that are off by half a width each multiply the odds of any set of tokens by at most
+    exp(width / T).
+    """
+    top_p = params.top_p
+    if top_p >= 1:
+        return [1.0]
+    moved = [top_p - TIE, top_p + TIE]
+    if width > TIE and params.temperature > 0:
+        odds = math.log(top_p / (1 - top_p))
+        moved += [_chance(odds + step / params.temperature) for step in (-width, width)]
+    return [max(min(moved), TIE / 2), top_p, min(max(moved), 1.0)]
+
+
+def _chance(log_odds: float) -> float:
+    return 1 / (1 + math.exp(min(-log_odds, 700.0)))  # the exponential of more is no float
 
 
 def _floor(judge: Judge, kept_BRV: Tensor, top_p: float) -> float:

@@ -66,12 +66,11 @@ class Costs:
         A round that records its kind then finds it recorded when it is played.
         """
         if size not in self.scored:
-            requests = max(1, size // self.widest)
-            rows = min(size, requests * self.widest)
+            requests = -(-size // self.widest)
             behind = levels if requests == 1 < size else 0
             draft = self._measured(1, behind) if behind else 0.0
             least = self._scoring(1, 0) if size > 1 else 0.0  # whatever the clock says
-            self.scored[size] = max(self.probe(requests, rows, behind) - draft, least)
+            self.scored[size] = max(self.probe(requests, size, behind) - draft, least)
         return self.scored[size]
 
     def _drafting(self, requests: int, levels: int) -> float:

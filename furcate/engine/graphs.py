@@ -25,7 +25,7 @@ from furcate.verify.law import Needs
 __all__ = ["MOST_RECORDINGS", "CudaRecorder", "Graphs", "Kind", "Recorder"]
 
 _LEAST_COLUMNS = 512
-MOST_RECORDINGS = 256  # by requests, rows, columns, levels; further kinds are launched
+MOST_RECORDINGS = 256  # by requests, rows, columns, levels; at once
 _WARM_UP = 2  # plays before a recording, in which kernels are compiled and workspaces made
 
 
@@ -67,11 +67,12 @@ class Kind:
     @property
     def name(self) -> str:
         """As `--json` has it."""
-        needs = [name for name in Needs.__dataclass_fields__ if getattr(self.needs, name)]
-        tops = [self.raw_top is not None and "raw", self.processed_top is not None and "processed"]
-        words = [f"{self.requests}x{self.rows}", f"columns={self.columns}", *needs]
-        words += [word for word in tops if word] + [f"draft={self.levels}"] * (self.levels > 0)
-        return " ".join(words)
+        needs = {name: getattr(self.needs, name) for name in Needs.__dataclass_fields__}
+        words = [f"{self.requests}x{self.rows}", f"columns={self.columns}"]
+        words += [n if v is True else f"{n}={v}" for n, v in needs.items() if v]
+        tops = {"raw": self.raw_top, "processed": self.processed_top}
+        words += [f"{name}={top}" for name, top in tops.items() if top is not None]
+        return " ".join(words + [f"draft={self.levels}"] * (self.levels > 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class Staging:
     told: Emitted  # what lies in the block
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Recording:
     """One kind of round, and the buffers through which it is told and tells."""
 
@@ -92,12 +93,16 @@ class Recording:
     like: Emitted
     repeat: Callable[[], None]
     spare: list[Staging] = field(default_factory=list)  # as many as were ever in flight together
+    unread: int = 0  # rounds in flight
 
 
 class Graphs:
     """Plays rounds from recordings, made when a kind of round is first asked for.
 
     A kind that cannot be recorded is launched kernel by kernel from then on, and `played` says why.
+    What could not be launched either, a kernel too large for the device, is raised.
+    Where there are as many recordings as may be, the one that was not played for longest gives way
+    to a new kind, unless a round of it is in flight.
     """
 
     records = True
@@ -105,27 +110,31 @@ class Graphs:
     # number of rounds makes it shorter, and each makes one more round in vain at an answer's end.
     ahead = 1
 
-    def __init__(self, round_: Round, recorder: Recorder) -> None:
+    def __init__(self, round_: Round, recorder: Recorder, most: int = MOST_RECORDINGS) -> None:
         self.played = Played()
         self._round = round_
         self._recorder = recorder
         self._eager = Eager(round_)
-        self._recordings: dict[Kind, Recording] = {}
+        self._most = most
+        self._recordings: dict[Kind, Recording] = {}  # who was played last is last
+        self._refused: set[Kind] = set()
         shape = round_.state.shape
         self._widest = shape.context + round_.most_nodes + 2
 
     def launch(self, batch: Batch) -> Outcome:
         """See `Player`."""
         kind = self.kind_of(batch)
-        recording = self._recordings.get(kind) or self._recorded(kind)
+        recording = self._recordings.pop(kind, None) or self._recorded(kind)
         if recording is None:
             self.played.eager += 1
             return self._eager.launch(batch)
+        self._recordings[kind] = recording
         self.played.replayed += 1
         staging = self._staging(recording)
         self._tell(staging, batch)
         self._recorder.send(recording.slots_2B, staging.slots_2B)
         recording.repeat()
+        recording.unread += 1
         wait = self._recorder.fetch(staging.block, recording.block)
         return partial(_outcome, recording, staging, wait)
 
@@ -145,20 +154,28 @@ class Graphs:
 
     def _recorded(self, kind: Kind) -> Recording | None:
         """Record a kind of round, or note why that cannot be done."""
-        if kind.name in self.played.refused:
+        if kind in self._refused:
             return None
-        if len(self._recordings) >= MOST_RECORDINGS:
-            what = f"{MOST_RECORDINGS} kinds of rounds are recorded already"
-            self.played.refused[kind.name] = what
+        if len(self._recordings) >= self._most and not self._give_up():
             return None
         try:
             recording = self._record(kind)
         except RuntimeError as fault:
+            self._refused.add(kind)
             self.played.refused[kind.name] = f"{type(fault).__name__}: {fault}".splitlines()[0]
             return None
         self.played.recorded.append(kind.name)
-        self._recordings[kind] = recording
         return recording
+
+    def _give_up(self) -> bool:
+        """Drop the recording that was not played for longest; False where all are in flight."""
+        kind = next((k for k, one in self._recordings.items() if not one.unread), None)
+        if kind is None:
+            return False
+        del self._recordings[kind]
+        self.played.recorded.remove(kind.name)
+        self.played.given_up += 1
+        return True
 
     def _record(self, kind: Kind) -> Recording:
         """Nobody plays while it is recorded: all rows are the dummy's."""
@@ -204,6 +221,7 @@ class Graphs:
 def _outcome(recording: Recording, staging: Staging, wait: Callable[[], None]) -> Emitted:
     """What one replay has said; its memory is free for the next that is launched."""
     wait()
+    recording.unread -= 1
     recording.spare.append(staging)
     return staging.told
 
@@ -217,6 +235,7 @@ class CudaRecorder:
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._broken: list[torch.cuda.CUDAGraph] = []
 
     def record(self, step: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """See `Recorder`."""
@@ -227,8 +246,19 @@ class CudaRecorder:
                 step()
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=aside):
-            result = step()
+        try:
+            # a capture that fails leaves the stream on that it was on; the outer context comes back
+            with (
+                torch.cuda.stream(torch.cuda.current_stream()),
+                torch.cuda.graph(graph, pool=self._pool, stream=aside),
+            ):
+                result = step()
+        except BaseException:
+            # the allocator takes this graph to be recording into its pool for ever: it stays, as
+            # the allocator asks it, and others have a pool of their own
+            self._broken.append(graph)
+            self._pool = torch.cuda.graph_pool_handle()
+            raise
         return graph.replay, result
 
     def staging(self, like: Tensor) -> Tensor:

@@ -191,13 +191,13 @@ class Loop:
             self.state.set_pages(request.slot, request.pages.numbers)
         batch = self._lineup.of(players, rows, needs, self.flights.unread)
         batch = replace(batch, levels=self._levels(players, rows, needs))
-        known, began = len(self.player.played.recorded), time.perf_counter()
+        known, began = self.player.played.recordings, time.perf_counter()
         flight = Flight(players, batch, began, self.player.launch(batch))
         self.flights.launched(flight)
         for request in players:
             flight.levels.append(request.levels)
             request.levels = batch.levels
-        if len(self.player.played.recorded) > known:  # the time is that of the recording
+        if self.player.played.recordings > known:  # the time is that of the recording
             self.flights.disturbed()
 
     def _first_draft(self, players: list[Request]) -> bool:
@@ -356,7 +356,9 @@ class Loop:
     def _probe(self, needs: Needs, requests: int, rows: int, levels: int) -> float:
         """Seconds of a round of `rows` rows in total that drafts so many levels."""
         self.flights.disturbed()
-        return seconds_of(self.player, nobody(self.state, requests, rows, needs, levels))
+        most = self.budget.buckets[-1]
+        batch = nobody(self.state, requests, rows, needs, levels=levels, most=most)
+        return seconds_of(self.player, batch)
 
     def _on_device(self, numbers: list[int]) -> torch.Tensor:
         return torch.tensor(numbers, device=self.state.device)

@@ -6,6 +6,7 @@ round, C hidden size, V vocabulary, F features for a drafter.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +17,7 @@ from furcate.config import EngineOptions
 from furcate.drafters.footprint import Footprint
 from furcate.engine.graphs import MOST_RECORDINGS
 from furcate.engine.state import MAX_STOP_IDS, StateShape
-from furcate.errors import BadRequest
+from furcate.errors import BadRequest, Unsupported
 from furcate.kv.cache import CacheShape
 from furcate.models.product_cut import most_part_bytes
 from furcate.models.spec import DecoderSpec
@@ -197,19 +198,46 @@ _LOWER = (
     "memory on the device"
 )
 
+_LACKS = ("cublas_status_alloc_failed", "cuda error: out of memory")
+
 
 @contextmanager
 def named(doing: str) -> Iterator[None]:
-    """A device that runs out of memory meanwhile is a user's error, and says what to lower."""
+    """A device that runs out of memory meanwhile is a user's error, and says what to lower.
+
+    So is one whose programs have too little of their own for a kernel.
+    """
     try:
         yield
-    except torch.OutOfMemoryError as fault:
+    except RuntimeError as fault:
+        if not _out_of_memory(fault):
+            raise
         raise BadRequest(
             f"the device ran out of memory while {doing}",
             field="gpu_memory_utilization",
             hint="lower it, kv_tokens, max_batch, max_context or prefill_chunk, take a smaller "
             "dtype, or free memory on the device",
         ) from fault
+    except Exception as fault:
+        if not _too_large(fault):
+            raise
+        raise Unsupported(
+            f"a kernel is too large for this GPU while {doing}: {fault}",
+            field="device",
+            hint="take a smaller dtype, a GPU with more shared memory a program, or the cpu",
+        ) from fault
+
+
+def _too_large(fault: Exception) -> bool:
+    """Triton, which is no part of every installation, is there if this is its word for it."""
+    errors = sys.modules.get("triton.runtime.errors")
+    return errors is not None and isinstance(fault, errors.OutOfResources)
+
+
+def _out_of_memory(fault: RuntimeError) -> bool:
+    """Torch has a class for its own allocator; what the driver and cuBLAS lack is told in words."""
+    told = str(fault).casefold()
+    return isinstance(fault, torch.OutOfMemoryError) or any(words in told for words in _LACKS)
 
 
 def _beside(demand: Demand, device: Device, share: float) -> str:

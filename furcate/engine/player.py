@@ -25,16 +25,23 @@ To be read before another round is launched, which may have its outcome in the s
 class Played:
     """What a player has done so far."""
 
-    recorded: list[str] = field(default_factory=list)  # kinds of rounds, in order
+    recorded: list[str] = field(default_factory=list)  # kinds of rounds that are there, in order
     refused: dict[str, str] = field(default_factory=dict)  # kinds that could not be, and why
     replayed: int = 0
     eager: int = 0
+    given_up: int = 0  # recordings that gave way to another kind's
+
+    @property
+    def recordings(self) -> int:
+        """Recordings ever made."""
+        return len(self.recorded) + self.given_up
 
     def as_json(self) -> dict[str, Any]:
         """For `--json`."""
         return {
             "recorded": list(self.recorded),
             "refused": dict(self.refused),
+            "given_up": self.given_up,
             "rounds_replayed": self.replayed,
             "rounds_launched": self.eager,
         }

@@ -18,10 +18,15 @@ __all__ = ["nobody", "seconds_of"]
 ROUNDS = 3  # that are timed; the first one only warms up
 
 
-def nobody(state: State, requests: int, rows: int, needs: Needs, levels: int) -> Batch:
-    """A round of `rows` rows in total on the scratch page, for so many dummies."""
-    each = -(-rows // requests)
+def nobody(
+    state: State, requests: int, rows: int, needs: Needs, *, levels: int, most: int
+) -> Batch:
+    """A round of `rows` rows in total on the scratch page, at most `most` for each dummy.
+
+    Fewer where there are not as many slots as requests.
+    """
     players = min(requests, state.shape.capacity)
+    each = min(rows // players, most)
     return Batch(
         slot_B=torch.tensor([state.dummy] * players),
         allowance_B=torch.tensor([each] * players),

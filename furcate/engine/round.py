@@ -19,6 +19,7 @@ from furcate.engine.state import State
 from furcate.engine.target import Scored, Span, Target
 from furcate.kernels.draft import Draft
 from furcate.kernels.entries import Entries
+from furcate.kernels.pools import put
 from furcate.kernels.select import lone_roots
 from furcate.verify.coupled import verify
 from furcate.verify.law import Needs, Rows
@@ -56,6 +57,8 @@ class Round:
         self.drafter = drafter
         self.most_nodes = most_nodes
         self.kernels = target.cache.kernels
+        self.put_why = self.kernels.put_why(state.shape.pool)
+        self._put = self.kernels.put if self.put_why is None else put
 
     def play(self, batch: Batch, *, at_work: bool = False) -> Emitted:
         """Play one round; the state is committed and the next draft proposed.
@@ -119,4 +122,4 @@ class Round:
             return
         view = self.state.view(batch.slot_B, batch.columns, batch.needs)
         proposal = self.drafter.propose(view, batch.levels)
-        self.kernels.put(self.state.proposal, batch.slot_B, proposal, gain_BN)
+        self._put(self.state.proposal, batch.slot_B, proposal, gain_BN)

@@ -5,9 +5,12 @@ Legend: R rows, G query heads of a key head.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+
+from furcate.errors import Unsupported
+from furcate.shared_memory import H200
 
 __all__ = ["FOLDED", "Tile", "folds", "one_tile", "splits_for", "tile_for"]
 
@@ -15,7 +18,7 @@ __all__ = ["FOLDED", "Tile", "folds", "one_tile", "splits_for", "tile_for"]
 # D = 64 has 4352 of them at 2k and takes 6.4 us on an H200 so, 6.8 with a launch to join; one row
 # of G = 4 and D = 128 has 8704 there and takes 11.3 and 10.2, 30.6 and 27.2 at 16k
 FOLDED = 6 << 10
-_LEAST_ROWS = 16  # of a matrix unit
+_LEAST_ROWS = _LEAST_COLUMNS = 16  # of a matrix unit
 _MOST_ROWS = 128  # above it a tile's sums leave the registers
 _LONG = 8192  # columns; between 2k and 16k, where the best cuts differ
 _WAVE = 264  # programs of four warps: two for each processor, or too few bytes are on their way
@@ -39,9 +42,51 @@ class Tile:
     masked: bool = True  # one loop that masks every step, else one without masks for the prefix
     folded: int = FOLDED  # at most so many entries are joined by the last split to arrive
 
+    def shared_bytes(self, head_dim: int, dtype: torch.dtype) -> int:
+        """Of a program, and no less than what Triton 3.6 takes for compute capability 8.0 to 12.0.
 
-def tile_for(packed_rows: int, head_dim: int, dtype: torch.dtype, columns: int) -> Tile:
+        Queries, and keys and values of all stages with a slot for each; in float32 those of all
+        stages but one, and the weights of a step.
+        """
+        entries, columns = head_dim * dtype.itemsize, self.columns
+        if dtype.itemsize == 2:
+            return (2 * self.stages * columns + self.rows) * entries + 8 * columns
+        held = 2 * (self.stages - 1) * columns + self.rows
+        return held * entries + self.rows * columns * dtype.itemsize
+
+    def within(self, room: int, head_dim: int, dtype: torch.dtype) -> Tile:
+        """Itself where it fits into so many bytes, else less at a time: stages, columns, rows."""
+        tile = self
+        while tile.shared_bytes(head_dim, dtype) > room:
+            tile = tile._smaller()
+        return tile
+
+    def _smaller(self) -> Tile:
+        if self.stages > 2:
+            return replace(self, stages=self.stages - 1)
+        if self.columns > _LEAST_COLUMNS:
+            return replace(self, columns=self.columns // 2)
+        if self.rows == _LEAST_ROWS:
+            raise Unsupported(
+                "a GPU has too little shared memory for heads of this size",
+                field="device",
+                hint="use cpu",
+            )
+        return replace(self, rows=self.rows // 2)
+
+
+def tile_for(
+    packed_rows: int, head_dim: int, dtype: torch.dtype, columns: int, room: int = H200
+) -> Tile:
     """A cut for so many packed rows (R * G) and columns, as an H200 likes it.
+
+    Where a program has less shared memory than there, `room` in bytes, it is made smaller.
+    """
+    return _measured(packed_rows, head_dim, dtype, columns).within(room, head_dim, dtype)
+
+
+def _measured(packed_rows: int, head_dim: int, dtype: torch.dtype, columns: int) -> Tile:
+    """What suits an H200.
 
     Measured in bfloat16 (us per call, the best and what was nearest; what differs by less than 3 %
     does not count): D = 128 with G = 4 and D = 64 with G = 3, one request.
@@ -70,10 +115,10 @@ def tile_for(packed_rows: int, head_dim: int, dtype: torch.dtype, columns: int) 
     return Tile(rows, usual, stages=2 if short else 3, masked=False)
 
 
-def one_tile(head_dim: int, dtype: torch.dtype) -> Tile:
-    """The same for every number of rows and columns."""
+def one_tile(head_dim: int, dtype: torch.dtype, room: int = H200) -> Tile:
+    """The same for every number of rows and columns; `room` as for `tile_for`."""
     rows = 64 if dtype.itemsize == 2 else _LEAST_ROWS
-    return Tile(rows, _columns_of(head_dim, dtype))
+    return Tile(rows, _columns_of(head_dim, dtype)).within(room, head_dim, dtype)
 
 
 def _columns_of(head_dim: int, dtype: torch.dtype) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor
 from furcate.kernels.attention_cut import one_tile, splits_for, tile_for
 from furcate.kernels.tree_attention import Keys, Sight
 from furcate.kernels.tree_attention_triton import tree_attention
+from furcate.shared_memory import shared_memory
 
 __all__ = ["look", "look_invariant", "turn_look"]
 
@@ -56,7 +57,8 @@ def _fitting(
     angles: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     (kv, size), columns = keys.k_SKD.shape[1:], sight.places.columns
-    tile = tile_for(sight.rows * group, size, q_TAD.dtype, columns)
+    room = shared_memory(q_TAD.device)
+    tile = tile_for(sight.rows * group, size, q_TAD.dtype, columns, room)
     programs = kv * triton.cdiv(sight.rows * group, tile.rows) * len(sight.live_B)
     splits = splits_for(programs, columns, tile)
     return tree_attention(q_TAD, keys, sight, splits=splits, tile=tile, angles=angles)
@@ -71,7 +73,7 @@ def look_invariant(
     """
 
     def attend(q_THD: Tensor, keys: Keys) -> Tensor:
-        tile = one_tile(keys.k_SKD.shape[2], dtype)
+        tile = one_tile(keys.k_SKD.shape[2], dtype, shared_memory(q_THD.device))
         return tree_attention(q_THD, keys, sight, tile=tile, chunk=_CHUNK)
 
     return attend

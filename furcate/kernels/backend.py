@@ -96,9 +96,25 @@ class Kernels:
     tail: TailOf = states.tail
     keep: Keep = states.keep
     put: Put = pools.put
+    most_put: int | None = None  # nodes of a pool that `put` takes; None: any number
+    most_joined: int | None = None  # chains times nodes of a level, padded, that `join` takes
     entries: ReadEntries = entries.entries
     settle: Settle | None = None  # None: `verify.stops.settle`, which lies above
     arrive: Arrive | None = None  # None: the decoder's own embeddings and angles
+
+    def put_why(self, nodes: int) -> str | None:
+        """Why the reference puts proposals into pools of so many nodes; None: `put` does."""
+        if self.most_put is None or nodes <= self.most_put:
+            return None
+        return f"the pool has {nodes} nodes, and one program sorts {self.most_put}"
+
+    def join_why(self, chains: int, widest: int) -> str | None:
+        """Why the reference joins so many chains with levels of so many nodes; None: `join`."""
+        pairs = _padded(chains) * _padded(widest)
+        if self.most_joined is None or pairs <= self.most_joined:
+            return None
+        what = f"{chains} matches beside {widest} nodes of a level are {pairs} pairs once padded"
+        return f"{what}, and one program compares {self.most_joined}"
 
     def fitting(self, dtype: torch.dtype, head_dim: int | None = None) -> Kernels:
         """These, or the references with the reason, for a network that these are not made for.
@@ -111,6 +127,11 @@ class Kernels:
         if self.batch_invariant:
             raise Unsupported(why, field="batch_invariant", value=True, hint="leave it out")
         return replace(TORCH, why=why)
+
+
+def _padded(count: int) -> int:
+    """The lanes of a program for so many."""
+    return max(2, 1 << (count - 1).bit_length())
 
 
 def _misfit(dtype: torch.dtype, head_dim: int | None) -> str | None:

@@ -25,10 +25,9 @@ from furcate.kernels.joint import (
     OWN_ROOM,
     UNLISTED,
     Pools,
-    joined,
 )
 
-__all__ = ["join"]
+__all__ = ["MOST", "join"]
 
 _BINS = tl.constexpr(BINS)
 _STEPS = tl.constexpr(STEPS)
@@ -42,7 +41,7 @@ _UNLISTED = tl.constexpr(UNLISTED)
 _OWN_ROOM, _NETWORK_ROOM = tl.constexpr(OWN_ROOM), tl.constexpr(NETWORK_ROOM)
 _NEVER, _ENDLESS = tl.constexpr(float("-inf")), tl.constexpr(float("inf"))
 _NOWHERE = tl.constexpr(2**31 - 1)
-_MOST = 1 << 15  # chains times nodes of a level that one program compares
+MOST = 1 << 15  # chains times nodes of a level, both padded, that one program compares
 
 
 def join(
@@ -50,14 +49,13 @@ def join(
 ) -> Proposal:
     """As `furcate.kernels.joint.Join`, in one launch; all tensors lie dense.
 
-    A node of a chain hangs on a node one level above it, and so does one of the network's. Pools
-    that are too wide for one program go to torch.
+    A node of a chain hangs on a node one level above it, and so does one of the network's. Both
+    are narrow enough for one program (`Kernels.join_why`).
     """
     (batch, pool), nodes = first.tokens_BP.shape, second.tokens_BP.shape[1]
     chains = nodes // pools.chain
     lanes = max(2, triton.next_power_of_2(chains)), max(2, triton.next_power_of_2(max(pools.sizes)))
-    if lanes[0] * lanes[1] > _MOST:
-        return joined(first, second, pools, counts)
+    assert lanes[0] * lanes[1] <= MOST
     read = [(x.tokens_BP, x.parent_BP, x.depth_BP, x.value_BP, x.tag_BP) for x in (first, second)]
     given = [*read[0], *read[1], pools.begin_L, *counts]
     assert all(x is not None and x.is_contiguous() for x in given)

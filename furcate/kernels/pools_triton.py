@@ -10,21 +10,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from furcate.kernels import pools
 from furcate.kernels.draft import Proposal
 
-__all__ = ["put"]
+__all__ = ["MOST", "put"]
 
-_MOST = 1 << 14  # nodes that one program sorts
+MOST = 1 << 14  # nodes that one program sorts
 
 
 def put(pool: Proposal, slot_B: Tensor, new: Proposal, gain_BN: Tensor) -> None:
-    """As `furcate.kernels.pools.Put`; pool and gains lie dense. Wide ones are put by torch."""
+    """As `furcate.kernels.pools.Put`; pool and gains lie dense, of at most MOST nodes a request."""
     (batch, nodes), most = new.value_BP.shape, gain_BN.shape[1]
     room = pool.value_BP.shape[1]
-    if room > _MOST:
-        pools.put(pool, slot_B, new, gain_BN)
-        return
+    assert room <= MOST
     assert new.value_BP.dtype == pool.value_BP.dtype == gain_BN.dtype == torch.float32
     assert gain_BN.is_contiguous() and slot_B.is_contiguous() and nodes <= room
     read, written = [x if x is None else x.contiguous() for x in _fields(new)], _fields(pool)

@@ -26,6 +26,7 @@ from furcate.kernels.attention_step_triton import fold, masked_scores, own_of, p
 from furcate.kernels.attention_turn_triton import turned, write_own
 from furcate.kernels.tree_attention import Keys, Sight
 from furcate.pdl import LAUNCH, let_next_begin, wait_for_last
+from furcate.shared_memory import shared_memory
 
 __all__ = ["Tile", "tile_for", "tree_attention"]
 
@@ -76,10 +77,11 @@ def tree_attention(
     assert places.table_BP.stride(1) == 1 or places.table_BP.shape[1] == 1
     assert sees is None or sees.is_contiguous()
     packed = rows * (heads // kv)
+    room = shared_memory(q_THD.device)
     cut = tile or (
-        one_tile(size, q_THD.dtype)
+        one_tile(size, q_THD.dtype, room)
         if chunk
-        else tile_for(packed, size, q_THD.dtype, places.columns)
+        else tile_for(packed, size, q_THD.dtype, places.columns, room)
     )
     width = places.columns if sees is None else places.columns + sees.shape[2]
     if chunk:

@@ -19,6 +19,7 @@ from furcate.models.norm import RmsNorm
 from furcate.models.product_cut import Size, fitting_tile, measured_tile, one_tile
 from furcate.models.product_triton import Multiply, tiled
 from furcate.models.row_triton import row_product
+from furcate.shared_memory import shared_memory
 
 __all__ = ["FEW", "INVARIANT", "TRITON", "ByRows", "Fused"]
 
@@ -97,7 +98,8 @@ def _is_apart(rows: int, by: Matrix) -> bool:
     if not any(a <= weight.nbytes <= b and rows >= start for a, b, start in _APART):
         return False
     outputs, inputs = weight.shape
-    return measured_tile(Size(rows, outputs, inputs, weight.dtype)) is None
+    size = Size(rows, outputs, inputs, weight.dtype, shared_memory(weight.device))
+    return measured_tile(size) is None
 
 
 def _before(stream: Stream, norm: RmsNorm | None) -> tuple[Tensor, Tensor, RmsNorm | None]:

@@ -5,9 +5,11 @@ Legend: T rows, I inputs, O outputs; of one program: M rows, N rows of the weigh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+
+from furcate.shared_memory import H200
 
 __all__ = [
     "MEASURED",
@@ -39,6 +41,7 @@ class Size:
     outputs: int
     inputs: int
     dtype: torch.dtype
+    room: int = H200  # bytes of shared memory that a program may have where it is made
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,20 @@ class Tile:
             return 0
         return 4 * self.tiles(size) * self.splits * self.rows * (self.outputs + 1)
 
+    def fits(self, size: Size) -> bool:
+        """Whether a program has shared memory for the inputs of all stages.
+
+        What Triton 3.6 compiles for compute capability 8.0 and 9.0 takes no more.
+        """
+        held = self.stages * self.inputs * (self.rows + self.outputs)
+        return held * size.dtype.itemsize <= size.room
+
+    def smaller(self) -> Tile:
+        """With less on its way at a time: fewer stages, then fewer inputs."""
+        if self.stages > 2:
+            return replace(self, stages=self.stages - 1)
+        return replace(self, inputs=self.inputs // 2)
+
 
 @dataclass(frozen=True, slots=True)
 class Cut:
@@ -78,9 +95,10 @@ class Cut:
     tile: Tile
 
     def fits(self, size: Size) -> bool:
-        """Whether it is meant for this product."""
+        """Whether it is meant for this product, and can be launched."""
         sides = (size.rows, self.rows), (size.outputs, self.outputs), (size.inputs, self.inputs)
-        return size.dtype.itemsize == 2 and all(a <= n <= b for n, (a, b) in sides)
+        meant = size.dtype.itemsize == 2 and all(a <= n <= b for n, (a, b) in sides)
+        return meant and self.tile.fits(size)
 
     @property
     def most_part_bytes(self) -> int:
@@ -144,7 +162,10 @@ def _tile(size: Size, rows: int) -> Tile:
     share = _STAGED // min(_SHARING, -(-programs // _PROCESSORS))
     stages = share // (inputs * (wide + rows) * size.dtype.itemsize)
     warps = 8 if rows == _MOST_ROWS and wide >= _WIDE else 4
-    return Tile(rows, wide, inputs, warps, max(3, min(8, stages)))
+    tile = Tile(rows, wide, inputs, warps, max(3, min(8, stages)))
+    while not tile.fits(size):  # not on an H200
+        tile = tile.smaller()
+    return tile
 
 
 def _power_of_2(number: int) -> int:

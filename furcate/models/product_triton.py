@@ -22,6 +22,7 @@ from furcate.models.norm_triton import add_norm
 from furcate.models.product_cut import Size, Tile
 from furcate.models.product_join_triton import arrived_last, joined, keep_part, parts_of, tickets
 from furcate.pdl import LAUNCH, let_next_begin, wait_for_last
+from furcate.shared_memory import shared_memory
 
 __all__ = ["Multiply", "product", "tiled"]
 
@@ -73,7 +74,7 @@ def product(
     assert x_TI.stride(1) == 1 and by.weight.is_contiguous() and by.weight.shape[1] == inputs
     assert not gated or (add is None and outputs % 2 == 0)
     assert not torch.is_grad_enabled() or not by.weight.requires_grad, "there is no slope"
-    size = Size(rows, outputs, inputs, x_TI.dtype)
+    size = Size(rows, outputs, inputs, x_TI.dtype, shared_memory(x_TI.device))
     tile = cut(size)
     if norm is not None and tile.apart:
         x_TI, norm = add_norm(x_TI, None, norm)[1], None

@@ -181,7 +181,7 @@ def record_of(run: Run, device: torch.device, parts: Sequence[Part]) -> dict[str
         "differences": len(partings),
         "ties": sum(parting.tie for parting in partings),
         "wrong": sum(not parting.tie for parting in partings) if exact else None,
-        "tie_below": TIE,
+        "tie_below": TIE if exact else None,  # each parting has its own
         "largest_gap": _finite(max((parting.gap for parting in partings), default=0.0)),
         "differences_on_chains": sum(
             len(cell.partings) for cell in cells if cell.drafter in CHAINS
@@ -207,8 +207,8 @@ def gaps(partings: Sequence[Parting]) -> dict[str, int]:
 def shortcomings(cells: Sequence[CellReport], *, exact: bool = True) -> list[str]:
     """Why these cells are no evidence of equal streams; empty if they are.
 
-    In half precision rounding explains wider gaps than TIE: how often streams part, and how close
-    the calls were, is then the result and no shortcoming.
+    In half precision how wide a gap rounding explains is a rule of thumb (`tie_width`): how often
+    streams part, and how close the calls were, is then the result and no shortcoming.
     """
     pools = pooled(cells)
     tokens = sum(cell.tokens for cell in pools)
@@ -331,7 +331,9 @@ def _tell(record: dict[str, Any], out: Path) -> None:
     say = Console().print
     say(f"{record['tokens']} tokens compared, {record['differences']} streams part")
     wrong = "" if record["wrong"] is None else f", {record['wrong']} wrong"
-    say(f"{record['ties']} of these at ties of {TIE:g} or less{wrong}; written to {out}")
+    width = record["tie_below"]
+    ties = f"as {record['run']['dtype']} rounds" if width is None else f"of {width:g} or less"
+    say(f"{record['ties']} of these at ties {ties}{wrong}; written to {out}")
     for shortcoming in record["shortcomings"]:
         say(f"short of evidence: {shortcoming}")
 
