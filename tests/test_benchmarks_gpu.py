@@ -42,7 +42,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, script: str, *words: str) -> tuple[int,
         ("round_gpu.py", ("--batches", "2", "--tokens", "10")),
         ("growth_gpu.py", ()),
         ("soak_gpu.py", ("--target", "FOLDER")),  # on a CPU it is not the target that counts
-        ("startup_gpu.py", ()),
+        ("startup_gpu.py", ("--target", "FOLDER")),
         ("versus_gpu.py", ("--target", "FOLDER", "--longest", "400")),
         ("sampler_law_gpu.py", ("--vocabularies", "8", "64", "--laws", "greedy", "all")),
         ("sweep_attention.py", ("--rows", "1")),

@@ -21,11 +21,12 @@ MARKS: list[pytest.MarkDecorator] = [pytest.mark.gpu] if DEVICE.type == "cuda" e
 
 
 def _interpret() -> None:
-    """Turn the interpreter on, let triton 3.6's work with numpy 2.4, and spare it half its time.
+    """Turn the interpreter on, let triton 3.6's work with numpy 2.4, and spare it most of its time.
 
     That numpy refuses `int` of an array of one, which loop bounds are there (triton issue 9171).
-    The half is what the interpreter does anew for each kernel, and for each call of a function in
-    one: make triton.language its own, and list which dtypes of numpy stand for triton's.
+    Half of the time is what the interpreter does anew for each kernel, and for each call of a
+    function in one: make triton.language its own, and list which dtypes of numpy stand for
+    triton's.
     """
     os.environ["TRITON_INTERPRET"] = "1"
     import triton.language as tl
@@ -47,6 +48,36 @@ def _interpret() -> None:
     interpreter._patch_lang_tensor, interpreter._get_np_dtype = patch, numpy_of
     interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     interpreter._patch_lang = lambda _: interpreter._LangPatchScope()
+    _name_no_types(tl.core)
+
+
+def _name_no_types(core: Any) -> None:
+    """Tuples tell their type when they are asked: every shape is one, and nobody asks for it.
+
+    A quarter of the rest of the time went into types and their names.
+    """
+    make_as_shipped, unwrap_as_shipped = core.tuple.__init__, core._unwrap_if_constexpr
+    field_as_shipped = core.tuple.__getattr__
+
+    def make(self: Any, args: Any, type: Any = None) -> None:  # noqa: A002 (triton's name)
+        if type is None:
+            self.values = list(args)
+        else:
+            make_as_shipped(self, args, type)
+
+    def missing(self: Any, name: str) -> Any:
+        if name != "type":
+            return field_as_shipped(self, name)
+        self.type = core._type_for_tuple_values(self.values)
+        return self.type
+
+    def unwrap(one: Any) -> Any:
+        if isinstance(one, core.constexpr):
+            return one.value
+        return one if isinstance(one, int | core.tensor) else unwrap_as_shipped(one)
+
+    core.tuple.__init__, core.tuple.__getattr__ = make, missing
+    core._unwrap_if_constexpr = unwrap
 
 
 if DEVICE.type == "cpu":
