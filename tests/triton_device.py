@@ -8,6 +8,7 @@ without.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,6 +49,9 @@ def _interpret() -> None:
     interpreter._patch_lang_tensor, interpreter._get_np_dtype = patch, numpy_of
     interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     interpreter._patch_lang = lambda _: interpreter._LangPatchScope()
+    # sums are looked at for overflow, and without `debug` nobody is told
+    options = interpreter.interpreter_builder.options
+    interpreter.interpreter_builder.options = replace(options, sanitize_overflow=options.debug)
     _name_no_types(tl.core)
 
 
