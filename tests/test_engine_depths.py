@@ -122,6 +122,18 @@ def test_keys_are_caught_up_with_when_rounds_of_different_depth_follow_one_anoth
     assert max(len(o.stats.accepted_by_depth) for o in outputs) >= 4
 
 
+def test_a_draft_that_was_not_scored_tells_nothing_of_its_levels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("furcate.engine.budget.Budget.rows", lambda self, needs, gains: 1)
+    heard: list[tuple[int, int]] = []
+    with tiny_engine("model", draft=DEEP, max_batch=1) as engine:
+        monkeypatch.setattr(engine._loop.budget.levels, "heard", heard.extend)
+        out = engine.collect(engine.submit(prompt_of(9, 1), params(max_tokens=12)))
+    assert out.stats.levels > 0 and out.stats.drafted == 0
+    assert heard == []
+
+
 def test_a_round_at_rest_scores_a_draft_of_no_levels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("furcate.engine.budget.Budget.rows", lambda self, needs, gains: 1)
     flights: list[Flight] = []

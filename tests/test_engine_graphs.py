@@ -170,11 +170,13 @@ class _Cuda:
     def __init__(self) -> None:
         self.on = "the caller's"
         self.captured: list[int] = []  # pools
+        self.waited: list[Any] = []  # streams that the caller's waits for
         self._pools = count()
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(torch.cuda, "graph_pool_handle", lambda: next(self._pools))
-        patch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(wait_stream=id))
+        stream = SimpleNamespace(wait_stream=self.waited.append)
+        patch.setattr(torch.cuda, "current_stream", lambda: stream)
         patch.setattr(torch.cuda, "Stream", lambda: SimpleNamespace(wait_stream=id))
         patch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=None))
         patch.setattr(torch.cuda, "stream", self.stream)
@@ -215,6 +217,21 @@ def test_after_a_capture_that_fails_the_stream_is_the_callers_and_the_pool_a_new
     for _ in range(2):
         recorder.record(step)
     assert cuda.captured == [0, 0, 1, 1] and cuda.on == "the caller's"
+
+
+def test_what_a_first_play_that_fails_has_begun_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda = _Cuda()
+    cuda.install(monkeypatch)
+    recorder = CudaRecorder()
+
+    def step() -> torch.Tensor:
+        raise RuntimeError("no room")
+
+    with pytest.raises(RuntimeError, match="no room"):
+        recorder.record(step)
+    assert cuda.waited == [recorder._aside] and cuda.captured == []
 
 
 def test_a_kind_that_is_refused_refuses_no_other() -> None:

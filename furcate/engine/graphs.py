@@ -220,8 +220,8 @@ class Graphs:
 
 def _outcome(recording: Recording, staging: Staging, wait: Callable[[], None]) -> Emitted:
     """What one replay has said; its memory is free for the next that is launched."""
-    wait()
     recording.unread -= 1
+    wait()
     recording.spare.append(staging)
     return staging.told
 
@@ -241,10 +241,12 @@ class CudaRecorder:
         """See `Recorder`."""
         aside = self._aside
         aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(_WARM_UP):
-                step()
-        torch.cuda.current_stream().wait_stream(aside)
+        try:
+            with torch.cuda.stream(aside):
+                for _ in range(_WARM_UP):
+                    step()
+        finally:  # whoever launches this round instead must not overtake what has begun
+            torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         try:
             # a capture that fails leaves the stream on that it was on; the outer context comes back

@@ -237,15 +237,16 @@ class Loop:
         seconds = self._ended - began
         told = emitted.told()
         there = [b for b, r in enumerate(flight.players) if r.phase is Phase.DECODE]
-        drafts = [(flight.levels[b], told[b].accepted) for b in there if flight.levels[b]]
-        self.budget.levels.heard(drafts)
-        if there and flight.timed and self.budget.adaptive:
-            self._reckon(batch, [len(told[b].tokens) for b in there], seconds)
+        # of a draft of which no node was scored nothing is known
+        scored = [b for b in there if flight.levels[b] and told[b].drafted]
+        self.budget.levels.heard([(flight.levels[b], told[b].accepted) for b in scored])
         for b in there:
             request = flight.players[b]
             logprobs = emitted.logprobs(b, told[b].tokens, request.ask.params)
             request.stats.levels += flight.levels[b]
             self._take(request, told[b], logprobs, seconds)
+        if there and flight.timed and self.budget.adaptive:  # may launch: all is read by now
+            self._reckon(batch, [len(told[b].tokens) for b in there], seconds)
         self._news = True
 
     def _reckon(self, batch: Batch, counts: Sequence[int], seconds: float) -> None:
