@@ -31,7 +31,8 @@ class FakeRecorder:
     repeats: list[int] = field(default_factory=list)  # which recording was replayed
     log: list[tuple[str, int]] = field(default_factory=list)  # "launched" and "read", by replay
     count: int = 0
-    flying: set[int] = field(default_factory=set)  # what the device may still copy from or to
+    # what the device may still copy from or to: kept, so that nothing new gets its address
+    flying: dict[int, Tensor] = field(default_factory=dict)
     _queue: list[Callable[[], None]] = field(default_factory=list)
     _done: int = 0
 
@@ -98,11 +99,11 @@ class FakeRecorder:
 
     def _fly(self, staged: Tensor) -> Tensor:
         assert id(staged) not in self.flying, "the device has not copied it yet"
-        self.flying.add(id(staged))
+        self.flying[id(staged)] = staged
         return staged
 
     def _landed(self, staged: Tensor) -> Tensor:
-        self.flying.remove(id(staged))
+        del self.flying[id(staged)]
         return staged
 
 

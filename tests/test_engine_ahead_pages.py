@@ -281,6 +281,9 @@ def test_pinned_memory_in_use_is_never_told_anything_new() -> None:
     recorder.send(torch.zeros(3), staged)
     with pytest.raises(AssertionError, match="not copied it yet"):
         recorder.send(torch.zeros(3), staged)
+    recorder.fetch(recorder.staging(torch.zeros(3)), torch.zeros(3))  # after a fault nobody waits
+    fresh = [recorder.staging(torch.zeros(3)) for _ in range(100)]
+    assert not recorder.flying.keys() & {id(other) for other in fresh}, "the device may write there"
     engine, recorder = ahead("off", late=True, max_batch=2)
     with engine:
         engine.collect(engine.submit(prompt_of(12), GREEDY))
