@@ -155,7 +155,7 @@ def _product(
     x_at_MK = x_ptr + m_M[:, None] * x_stride + k_K[None, :]
     weight_at_NK = weight_ptr + n_N[:, None] * I + k_K[None, :]
 
-    more_NM = 0.0
+    more_NM = tl.zeros((N, M), tl.float32)  # not a number: a branch may not change what it is
     if add_ptr is not None and S == 1:  # asked for ahead, or the end would wait for it
         more_NM = _more(add_ptr, add_stride, m_M, n_N, used_M, used_N)
 
