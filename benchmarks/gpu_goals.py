@@ -92,10 +92,10 @@ def _kept_speed(record: Record) -> float:
 
 
 def _over_dense(record: Record) -> float:
-    """The slowest of all sizes, against whichever dense mask is the faster."""
+    """The slowest of all trees, against whichever dense mask is the faster; a lone row is none."""
     ratios: dict[tuple[int, int], float] = {}
     for row in _rows(record):
-        if "dense mask" in str(row.get("peer")) and row["length"] >= 8192:
+        if "dense mask" in str(row.get("peer")) and row["length"] >= 8192 and row["rows"] > 1:
             at = row["length"], row["rows"]
             ratios[at] = min(ratios.get(at, float("inf")), row["ratio"])
     return min(ratios.values())

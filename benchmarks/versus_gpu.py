@@ -6,8 +6,11 @@
 
 All of them answer the same prompts with the same weights, greedily, and stop at the same number of
 tokens. They take turns in every round of answers, and who goes first changes. Each is asked for one
-token and for all of them: `tokens_per_second` are those between, so that scoring prompts counts for
-nobody; `all_in` is the whole call. "eager" is transformers' `generate` as it comes, "static" the
+token, twice, and for all of them: `tokens_per_second` are those between, so that scoring prompts
+counts for nobody; `all_in` is the whole call. A group whose first token took as long as all of them
+tells nothing of the rest and is counted as `unclear`. Our own ways warm up on all groups until they
+record no further kind of round; `recorded_meanwhile` tells what was recorded all the same while
+time was taken. "eager" is transformers' `generate` as it comes, "static" the
 same with its static cache, which it compiles. vLLM runs in a process of its own if this Python has
 it (or `--vllm-python` does); `missing` says which peers are not there, and why. Peers that are slow
 may answer fewer groups (`--peer-groups`); two ways are set beside each other over the groups that
@@ -23,17 +26,20 @@ that only warm up included.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from gpu_report import Report, asked_of, begin, parser_of
@@ -68,6 +74,8 @@ class Found:
     equal: int = 0
     answers: int = 0
     warm_up_seconds: float = 0.0
+    unclear: int = 0
+    recorded_meanwhile: int = 0
     failed: str | None = None
 
     @contextmanager
@@ -80,30 +88,46 @@ class Found:
             self.failed = f"{type(fault).__name__}: {fault}".splitlines()[0]
 
     def add(self, way: Way, prompts: Sequence[list[int]], tokens: int) -> Answers:
-        """Answer a group; once for the first token alone."""
-        _, first = _taken(way, prompts, 1)
+        """Answer a group; for the first token alone before and behind it."""
+        _, before = _taken(way, prompts, 1)
         answers, seconds = _taken(way, prompts, tokens)
-        self.rates.append(len(prompts) * (tokens - 1) / max(seconds - first, 1e-9))
+        _, behind = _taken(way, prompts, 1)
+        rest = seconds - min(before, behind)
+        self.unclear += rest <= 0
+        self.rates.append(len(prompts) * (tokens - 1) / rest if rest > 0 else math.nan)
         self.all_in.append(len(prompts) * tokens / seconds)
         return answers
 
     def figures(self) -> dict[str, Any]:
         """Medians over groups."""
         why: dict[str, Any] = {"warm_up_seconds": round(self.warm_up_seconds, 1)}
+        counts = {"unclear": self.unclear, "recorded_meanwhile": self.recorded_meanwhile}
+        why |= {name: count for name, count in counts.items() if count}
         why |= {} if self.failed is None else {"failed": self.failed}
-        if not self.rates:
+        if not self.clear:
             return why
         return {
-            "tokens_per_second": statistics.median(self.rates),
+            "tokens_per_second": statistics.median(self.clear),
             "all_in_tokens_per_second": statistics.median(self.all_in),
-            "by_group": [round(rate, 1) for rate in self.rates],
+            "by_group": [None if math.isnan(rate) else round(rate, 1) for rate in self.rates],
             **why,
         }
 
-    def over(self, other: Found) -> float:
-        """How many times as fast, over the groups that both have answered: the first ones."""
-        both = min(len(self.rates), len(other.rates))
-        return statistics.median(self.rates[:both]) / statistics.median(other.rates[:both])
+    @property
+    def clear(self) -> list[float]:
+        """Rates of the groups that have one."""
+        return [rate for rate in self.rates if not math.isnan(rate)]
+
+    def over(self, other: Found) -> float | None:
+        """How many times as fast, over the groups of which both have a rate."""
+        both = [
+            (ours, theirs)
+            for ours, theirs in zip(self.rates, other.rates, strict=False)
+            if not math.isnan(ours + theirs)
+        ]
+        if not both:
+            return None
+        return statistics.median(o for o, _ in both) / statistics.median(t for _, t in both)
 
 
 @dataclass(frozen=True)
@@ -112,6 +136,7 @@ class Limits:
 
     peer_groups: int = 1 << 30  # that count
     late: Callable[[], bool] = lambda: False
+    passes: int = 4  # over all groups, to warm up
 
 
 @dataclass(frozen=True)
@@ -159,17 +184,25 @@ def compared(
     groups: Sequence[list[list[int]]],
     tell: Callable[[dict[str, Found]], None] = lambda _: None,
     limits: Limits = Limits(),
+    recorded: Mapping[str, Callable[[], int]] = MappingProxyType({}),
 ) -> dict[str, Found]:
-    """Every way over every group in turn, behind a turn that only warms up: what is recorded or
+    """Every way over every group in turn, behind turns that only warm up: what is recorded or
     compiled at its first use is there then. The first group only warms up, and does so alone for
-    peers, whose shapes are all the same. `tell` hears what there is after every group."""
+    peers, whose shapes are all the same. `tell` hears what there is after every group, and
+    `recorded` tells how many kinds of rounds a way has recorded so far."""
     found = {name: Found() for name in ways}
+    count = {name: recorded.get(name, lambda: 0) for name in ways}
     for name, way in ways.items():
+        began = time.perf_counter()
         with found[name].noting_failure():
-            found[name].warm_up_seconds = _warmed(
-                way, groups[:1] if name in PEERS else groups, tokens
-            )
+            for _ in range(limits.passes):
+                before = count[name]()
+                _warm(way, groups[:1] if name in PEERS else groups, tokens)
+                if count[name]() == before:
+                    break
+        found[name].warm_up_seconds = time.perf_counter() - began
         sys.stderr.write(f"{name} is warm after {found[name].warm_up_seconds:.1f} s\n")
+    warm = {name: count[name]() for name in ways}
     for turn, group in enumerate(groups[1:]):
         if turn and limits.late():
             break
@@ -181,6 +214,7 @@ def compared(
                 with found[name].noting_failure():
                     answers[name] = found[name].add(ways[name], group, tokens)
         for name, told in answers.items():
+            found[name].recorded_meanwhile = count[name]() - warm[name]
             plain = answers.get("off", told)
             found[name].answers += len(told)
             found[name].equal += sum(a == b for a, b in zip(told, plain, strict=True))
@@ -188,13 +222,11 @@ def compared(
     return found
 
 
-def _warmed(way: Way, groups: Sequence[list[list[int]]], tokens: int) -> float:
-    """Seconds until a way has seen what will be asked."""
-    began = time.perf_counter()
+def _warm(way: Way, groups: Sequence[list[list[int]]], tokens: int) -> None:
+    """Let a way see what will be asked."""
     for group in groups:
         for most in (tokens, 1):  # the larger cache serves both
             way(group, most)
-    return time.perf_counter() - began
 
 
 def rows(
@@ -216,17 +248,24 @@ def rows(
         played: dict[str, list[Stats]] = {name: [] for name in names}
         ways = {name: own_way(engines[name], played[name]) for name in names} | peers
         limits = Limits(setting.peer_groups, lambda: report.late)
-        found = compared(setting.tokens, ways, groups, running, limits)
+        recorded = {name: partial(_recorded, engine) for name, engine in engines.items()}
+        found = compared(setting.tokens, ways, groups, running, limits, recorded)
         for name, one in found.items():
             row = {"way": name, "batch": setting.batch, **one.figures()}
-            beside = [x for x in found if x in ("off", *PEERS) and found[x].rates]
-            row |= {f"over_{x}": one.over(found[x]) for x in beside if one.rates}
+            beside = [x for x in found if x in ("off", *PEERS)]
+            over = {f"over_{x}": one.over(found[x]) for x in beside}
+            row |= {name: ratio for name, ratio in over.items() if ratio is not None}
             row["equal_to_plain"] = f"{one.equal} of {one.answers}" if "off" in found else None
             if name in engines:
                 row["mean_levels"] = sum(played[name], Stats()).mean_levels
                 row["backend"] = engines[name].backend()
             yield row
     report.note(running=None)
+
+
+def _recorded(engine: Engine) -> int:
+    """Kinds of rounds so far, those that gave way included."""
+    return engine.built.player.played.recordings
 
 
 def _told(found: dict[str, Found]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from benchmark_scripts import HOME, scripts_find_each_other  # noqa: F401 (a fixture)
+from clocks import Still
 from tiny_engine import tiny_engine
 from triton_device import DEVICE, MARKS
 
@@ -347,11 +348,12 @@ def test_traffic_comes_to_its_end() -> None:
 @pytest.mark.parametrize(
     ("peak", "allocated", "recordings", "sound"),
     [
-        (1_040_000_000, [9, 9, 9, 9, 9], [4, 4, 4, 4, 4], True),
-        (1_040_000_000, [7, 8, 9, 9, 9], [4, 5, 6, 6, 6], True),  # settled by the third fifth
-        (1_060_000_000, [9, 9, 9, 9, 9], [4, 4, 4, 4, 4], False),  # more than it said
-        (1_040_000_000, [7, 8, 9, 9, 13], [4, 4, 4, 4, 4], False),  # it grows
-        (1_040_000_000, [7, 8, 9, 9, 9], [4, 5, 6, 7, 8], False),  # it never settled
+        (1_040_000_000, [900, 900, 900, 900, 900], [4, 4, 4, 4, 4], True),
+        (1_040_000_000, [700, 730, 760, 760, 790], [4, 5, 6, 6, 7], True),  # recordings are small
+        (1_060_000_000, [900, 900, 900, 900, 900], [4, 4, 4, 4, 4], False),  # more than it said
+        (1_040_000_000, [700, 800, 900, 900, 1300], [4, 4, 4, 4, 4], False),  # it grows
+        (1_040_000_000, [700, 800, 900, 1000, 1100], [4, 5, 6, 7, 8], False),  # whatever the reason
+        (1_040_000_000, [900], [4], False),  # nothing to compare with
     ],
 )
 def test_an_engine_holds_what_it_said_and_no_more_as_time_goes_on(
@@ -360,8 +362,8 @@ def test_an_engine_holds_what_it_said_and_no_more_as_time_goes_on(
     import soak_gpu
 
     held = [
-        {"allocated": mib << 20, "reserved": 0, "device": 0, "recordings": count}
-        for mib, count in zip(allocated, recordings, strict=True)
+        {"allocated": kib << 10, "reserved": 0, "device": 0, "recordings": count}
+        for kib, count in zip(allocated, recordings, strict=True)
     ]
     most = {"allocated": peak, "reserved": peak, "device": peak}
     row = soak_gpu.judged({"total": 1_000_000_000}, most, held)
@@ -369,7 +371,16 @@ def test_an_engine_holds_what_it_said_and_no_more_as_time_goes_on(
     assert (row["peak_allocated_bytes"], row["stated_total_bytes"]) == (peak, 1_000_000_000)
 
 
-def test_ways_take_turns_and_equal_answers_are_counted() -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Still:
+    """Time by which ways are compared."""
+    import versus_gpu
+
+    monkeypatch.setattr(versus_gpu, "time", still := Still())
+    return still
+
+
+def test_ways_take_turns_and_equal_answers_are_counted(clock: Still) -> None:
     import versus_gpu
 
     asked: list[str] = []
@@ -377,6 +388,7 @@ def test_ways_take_turns_and_equal_answers_are_counted() -> None:
     def way(name: str, token: int) -> Any:
         def answer(prompts: Any, tokens: int) -> list[list[int]]:
             asked.append(name)
+            clock.now += tokens
             return [[token] * tokens for _ in prompts]
 
         return answer
@@ -387,10 +399,53 @@ def test_ways_take_turns_and_equal_answers_are_counted() -> None:
     found = versus_gpu.compared(3, ways, groups, lambda so_far: heard.append(len(so_far)))
     assert asked[:14].count("tree") == 6, "own ways warm up on every group, for one token and all"
     assert asked[:14].count("eager") == 2, "peers on one"
-    assert asked[14::6] == ["off", "tree"], "another one goes first in each group"
+    assert asked[14::9] == ["off", "tree"], "another one goes first in each group"
     assert [found[name].equal for name in ways] == [2, 2, 0]
     assert all(len(one.rates) == 2 for one in found.values())
     assert heard == [3, 3], "figures are there after every group"
+
+
+def test_a_way_warms_up_until_it_records_nothing_and_tells_what_it_recorded_later(
+    clock: Still,
+) -> None:
+    import versus_gpu
+
+    made = 0
+
+    def way(prompts: Any, tokens: int) -> list[list[int]]:
+        nonlocal made
+        clock.now += tokens
+        made += prompts == [[6]] and tokens == 3 and made < 3
+        return [[1] * tokens for _ in prompts]
+
+    groups = [[[5]], [[6]]]
+    counts = {"tree": lambda: made}
+    found = versus_gpu.compared(3, {"tree": way}, groups, recorded=counts)
+    assert made == 3 and "recorded_meanwhile" not in found["tree"].figures()
+    made = 0
+    found = versus_gpu.compared(
+        3, {"tree": way}, groups, limits=versus_gpu.Limits(passes=2), recorded=counts
+    )
+    assert found["tree"].figures()["recorded_meanwhile"] == 1
+
+
+def test_a_group_that_tells_nothing_of_the_rest_is_counted_and_has_no_rate(clock: Still) -> None:
+    import versus_gpu
+
+    took = {(5, 1): 2.0, (5, 11): 7.0, (6, 1): 2.0, (6, 11): 1.0}
+
+    def way(prompts: Any, tokens: int) -> list[list[int]]:
+        clock.now += took[prompts[0][0], tokens]
+        return [[1] * tokens for _ in prompts]
+
+    found = versus_gpu.Found()
+    for prompt in (5, 6):
+        found.add(way, [[prompt]], 11)
+    figures = found.figures()
+    assert (figures["tokens_per_second"], figures["by_group"]) == (2.0, [2.0, None])
+    assert figures["unclear"] == 1
+    assert found.over(versus_gpu.Found(rates=[1.0, 1.0])) == 2.0
+    assert versus_gpu.Found(rates=found.rates[1:]).over(found) is None
 
 
 def test_two_ways_are_set_beside_each_other_where_both_have_answered() -> None:
@@ -401,10 +456,13 @@ def test_two_ways_are_set_beside_each_other_where_both_have_answered() -> None:
     assert own.over(peer) == 3 and peer.over(own) == pytest.approx(1 / 3)
 
 
-def test_peers_answer_as_few_groups_as_they_are_asked_to_and_nobody_any_when_it_is_late() -> None:
+def test_peers_answer_as_few_groups_as_they_are_asked_to_and_nobody_any_when_it_is_late(
+    clock: Still,
+) -> None:
     import versus_gpu
 
     def way(prompts: Any, tokens: int) -> list[list[int]]:
+        clock.now += tokens
         return [[1] * tokens for _ in prompts]
 
     groups = [[[n]] for n in range(9)]
@@ -417,10 +475,11 @@ def test_peers_answer_as_few_groups_as_they_are_asked_to_and_nobody_any_when_it_
     assert len(found["off"].rates) == 1, "one is answered, or there was nothing to warm up for"
 
 
-def test_a_way_that_fails_leaves_the_others_alone() -> None:
+def test_a_way_that_fails_leaves_the_others_alone(clock: Still) -> None:
     import versus_gpu
 
     def sound(prompts: Any, tokens: int) -> list[list[int]]:
+        clock.now += tokens
         return [[1] * tokens for _ in prompts]
 
     def broken(prompts: Any, tokens: int) -> list[list[int]]:

@@ -5,6 +5,7 @@ Legend: T rows, I inputs, O outputs.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -245,6 +246,10 @@ def test_recordings_need_tickets_that_outlive_them(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(
+    os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") == "1",
+    reason="a recording needs torch's pools: without them memory is asked of the driver meanwhile",
+)
 @pytest.mark.parametrize("cut", [cut for cut in PREDICTED if cut.tile.splits > 1], ids=str)
 def test_recordings_of_shared_products_say_the_same_whoever_comes_last(cut: Cut) -> None:
     case = random_case(cut.rows[1], cut.inputs[0], cut.outputs[0] // 2, torch.bfloat16, bias=True)
