@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product, zip_longest
 
-from furcate.models.product_cut import PREDICTED, Size, Tile, fitting_tile
+from furcate.models.product_cut import Size, Tile, fitting_tile
 
 __all__ = ["candidates", "expected_us", "fits", "shared_bytes"]
 
@@ -28,24 +28,19 @@ TICKET_US, JOINED = 1.0, 1e5  # of the last split to arrive, and bytes a us that
 
 
 def candidates(size: Size, *, normed: bool, most: int = 40) -> Iterator[Tile]:
-    """The rule in use, what is predicted, then kind after kind in turn, each best first."""
+    """What is in use, then kind after kind in turn, each best first."""
     usual = fitting_tile(size)
     ranked = sorted(_all(size, normed=normed), key=lambda tile: expected_us(size, tile, normed))
     kinds: dict[tuple[int, int, bool], list[Tile]] = {}
     for tile in ranked:
         kinds.setdefault((tile.outputs, tile.splits, tile.apart), []).append(tile)
-    predicted = [_of_rows(cut.tile, usual) for cut in PREDICTED if cut.fits(size)]
     in_turn = (tile for row in zip_longest(*kinds.values()) for tile in row if tile is not None)
     seen: list[Tile] = []
-    for found in (usual, *predicted, *in_turn):
+    for found in (usual, *in_turn):
         tile = found if normed else replace(found, apart=False)
         if tile not in seen and len(seen) < most and (not seen or fits(size, tile, normed)):
             seen.append(tile)
             yield tile
-
-
-def _of_rows(tile: Tile, usual: Tile) -> Tile:
-    return replace(tile, rows=usual.rows)
 
 
 def _all(size: Size, *, normed: bool) -> Iterator[Tile]:

@@ -139,6 +139,7 @@ def test_what_a_round_works_in_grows_with_its_rows_the_law_and_recordings() -> N
 def test_partial_sums_of_products_are_stated_once_and_for_each_copy_of_recordings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(product_cut, "MEASURED", ())
     before, without = demand().least, demand(kernels="torch").least
     tile = Tile(64, 128, 128, 4, 4, splits=4)
     cut = Cut((9, 64), (4096, 4096), (4096, 16384), tile)

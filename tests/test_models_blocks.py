@@ -28,7 +28,7 @@ from furcate.kernels.backend import Kernels, Look, kernels_of
 from furcate.kernels.tree_attention import Places, Sight, behind
 from furcate.kernels.tree_attention_triton import tree_attention as on_device
 from furcate.kv.cache import CacheShape, PagedCache
-from furcate.models import blocks_triton, norm_triton, product_triton, row_triton
+from furcate.models import blocks_triton, norm_triton, product_cut, product_triton, row_triton
 from furcate.models.blocks import TORCH, Blocks, Stream, blocks_of
 from furcate.models.blocks_triton import INVARIANT, TRITON, ByRows
 from furcate.models.causal import causal_attend
@@ -427,7 +427,10 @@ def test_a_sum_that_a_product_left_over_is_made_once_before_a_fused_one() -> Non
         assert (alone[1] - told[1]).abs().max() > 0.01, "the comparison can fail"
 
 
-def test_weights_that_torch_multiplies_faster_are_left_to_it_from_some_rows_on() -> None:
+def test_weights_that_torch_multiplies_faster_are_left_to_it_from_some_rows_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(product_cut, "MEASURED", ())
     heard: list[str] = []
     by_rows = ByRows(Named("few", heard), Named("many", heard), most=64)  # type: ignore[arg-type]
 

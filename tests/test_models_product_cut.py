@@ -12,7 +12,7 @@ import triton_device  # noqa: F401  # before any kernel is defined
 from furcate.models import product_cut
 from furcate.models.blocks_triton import _is_apart
 from furcate.models.product_cut import (
-    PREDICTED,
+    MEASURED,
     Cut,
     Size,
     Tile,
@@ -77,20 +77,21 @@ def test_stretches_are_whole_steps_that_hold_all_inputs(inputs: int, splits: int
     assert splits * stretch >= inputs > splits * (stretch - tile.inputs)
 
 
-def test_predicted_cuts_are_one_wave_that_fits_into_the_processors() -> None:
-    for cut in PREDICTED:
-        size = Size(cut.rows[1], cut.outputs[1], cut.inputs[1], HALF)
-        tile = cut.tile
-        assert tile.stages * tile.inputs * (tile.outputs + tile.rows) * 2 <= 227 * 1024
-        assert tile.tiles(size) * tile.splits <= 2 * 132
-        assert most_part_bytes() <= cut.most_part_bytes <= 16 << 20 or tile.splits == 1
+@pytest.mark.parametrize("cut", MEASURED, ids=str)
+def test_a_cut_that_was_measured_is_taken_for_both_ends_of_its_sizes(cut: Cut) -> None:
+    for end in (0, 1):
+        size = Size(cut.rows[end], cut.outputs[end], cut.inputs[end], HALF)
+        assert measured_tile(size) == cut.tile, "none hides another, and it fits into a processor"
+        assert cut.tile.rows >= size.rows, "the weight is read once"
+        assert cut.tile.part_bytes(size) <= most_part_bytes() <= 16 << 20
 
 
 @pytest.mark.parametrize("dtype", [HALF, torch.float32], ids=str)
 @pytest.mark.parametrize("room", [99 * 1024, 163 * 1024, H200])
 def test_no_product_is_cut_so_that_the_device_has_no_room_for_it(
-    room: int, dtype: torch.dtype
+    room: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(product_cut, "MEASURED", ())
     for rows in (1, 16, 33, 64):
         for outputs, inputs in ((28672, 4096), (4096, 14336), (1536, 576), (128256, 4096)):
             size = Size(rows, outputs, inputs, dtype, room)

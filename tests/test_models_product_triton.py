@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from triton_device import DEVICE, MARKS
 
-from furcate.models import product_join_triton
+from furcate.models import product_cut, product_join_triton
 from furcate.models.blocks import TORCH, Stream
 from furcate.models.blocks_triton import Fused
 from furcate.models.linear import Linear
 from furcate.models.norm import RmsNorm
-from furcate.models.product_cut import PREDICTED, Cut, Size, Tile, fitting_tile, one_tile
+from furcate.models.product_cut import MEASURED, Cut, Size, Tile, fitting_tile, one_tile
 from furcate.models.product_join_triton import tickets
 from furcate.models.product_triton import Multiply, product, tiled
 from furcate.models.row_triton import row_product
@@ -250,7 +250,7 @@ def test_recordings_need_tickets_that_outlive_them(monkeypatch: pytest.MonkeyPat
     os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") == "1",
     reason="a recording needs torch's pools: without them memory is asked of the driver meanwhile",
 )
-@pytest.mark.parametrize("cut", [cut for cut in PREDICTED if cut.tile.splits > 1], ids=str)
+@pytest.mark.parametrize("cut", [cut for cut in MEASURED if cut.tile.splits > 1], ids=str)
 def test_recordings_of_shared_products_say_the_same_whoever_comes_last(cut: Cut) -> None:
     case = random_case(cut.rows[1], cut.inputs[0], cut.outputs[0] // 2, torch.bfloat16, bias=True)
 
@@ -319,7 +319,7 @@ def test_steps_that_depend_on_the_number_of_rows_are_noticed() -> None:
         assert not torch.equal(alone[name], whole[name][[3]]), name
 
 
-# -- how products are cut ------------------------------------------------------------------------
+# -- how products are cut by rule ----------------------------------------------------------------
 
 
 def products(sizes: tuple[int, int, int]) -> list[tuple[int, int]]:
@@ -329,6 +329,12 @@ def products(sizes: tuple[int, int, int]) -> list[tuple[int, int]]:
     return [(qkv, hidden), (hidden, hidden), (2 * inner, hidden), (hidden, inner), (vocab, hidden)]
 
 
+@pytest.fixture
+def _no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product_cut, "MEASURED", ())
+
+
+@pytest.mark.usefixtures("_no_table")
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("sizes", [SMOL, EIGHT], ids=["small", "large"])
 def test_only_the_rows_of_a_tile_depend_on_the_rows(
@@ -341,6 +347,7 @@ def test_only_the_rows_of_a_tile_depend_on_the_rows(
         assert len({one_tile(Size(t, outputs, inputs, dtype)) for t in (1, 7, 512)}) == 1
 
 
+@pytest.mark.usefixtures("_no_table")
 @pytest.mark.parametrize("rows", [1, 64, 512])
 @pytest.mark.parametrize("sizes", [SMOL, EIGHT], ids=["small", "large"])
 def test_tiles_fill_a_device_and_fit_into_it(sizes: tuple[int, int, int], rows: int) -> None:

@@ -13,7 +13,6 @@ from furcate.shared_memory import H200
 
 __all__ = [
     "MEASURED",
-    "PREDICTED",
     "Cut",
     "Size",
     "Tile",
@@ -107,24 +106,19 @@ class Cut:
         return self.tile.part_bytes(largest)
 
 
-# What is taken before any rule and before torch's own products. A cut comes here together with the
-# figures of `benchmarks/sweep_products.py` that speak for it.
-MEASURED: tuple[Cut, ...] = ()
-
-# Predicted, never measured, taken by nobody: the sweep tries them first. The products of a layer
-# of 4096 and 14336, each as one wave of wide programs with buffers of 192 to 200 KB, where
-# now there are 1.7 waves or x is read 128 times. Reading takes 54, 27, 11.6 and 7.7 us at
-# 4.33 TB/s, and cuBLAS 68, 39, 18 and 14. By how much the ticket and the sums of the splits (two
-# trips to the L2 cache and at most 128 KB for the last one, 1 to 3 us by estimate) eat up what the
-# single wave saves is for the device to say, so that none is compelling.
-PREDICTED: tuple[Cut, ...] = (
-    Cut((17, 64), (20480, 32768), (3072, 5120), Tile(64, 256, 64, 8, 5, apart=True)),
-    Cut((17, 64), (3072, 5120), (10240, 16384), Tile(64, 128, 128, 4, 4, splits=4)),
-    Cut((17, 64), (5121, 8192), (3072, 5120), Tile(64, 128, 128, 8, 4, splits=2)),
-    Cut((17, 64), (3072, 5120), (3072, 5120), Tile(64, 128, 128, 4, 4, splits=4)),
-    # few rows of SmolLM2's widths: a split holds all that it reads in one step
-    Cut((9, 32), (512, 1024), (1025, 2048), Tile(32, 16, 512, 4, 1, splits=3)),
-    Cut((9, 32), (512, 1024), (256, 768), Tile(32, 16, 256, 4, 1, splits=3, apart=True)),
+# What is taken before any rule and before torch's own products: what a sweep on an H200 found at
+# least 3 % faster than both (`benchmarks/results/products_h200.json`; in each line its us, and
+# those of what it takes the place of). The other products of 17 to 64 rows of such layers, and
+# SmolLM2's, are as fast by the rules or by torch.
+MEASURED: tuple[Cut, ...] = (
+    # layers of 4096 and 14336: gates and ups, down, what attention says, scores
+    Cut((33, 64), (20480, 32768), (3072, 5120), Tile(64, 128, 64, 4, 3, apart=True)),  # 61.8, 66.3
+    Cut((17, 32), (20480, 32768), (3072, 5120), Tile(32, 256, 128, 8, 3)),  # 58.6, 64.8
+    Cut((33, 64), (3072, 5120), (10240, 16384), Tile(64, 64, 64, 4, 8, splits=2)),  # 34.0, 36.2
+    Cut((17, 32), (3072, 5120), (3072, 5120), Tile(32, 64, 64, 4, 8, splits=2)),  # 12.3, 13.7
+    Cut((17, 32), (98304, 163840), (3072, 5120), Tile(32, 256, 128, 8, 3)),  # 238.7, 247.1
+    # SmolLM2's down
+    Cut((17, 32), (512, 1024), (1025, 2048), Tile(32, 16, 512, 4, 4)),  # 4.6, 5.1
 )
 
 
