@@ -13,8 +13,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 __all__ = ["LAUNCH", "ON", "let_next_begin", "wait_for_last"]
 
-# Off: an earlier form, whose kernels fetched their weights into the cache meanwhile, gained nothing
-# on an H200 (0.977 and 0.983 ms a token). This one, which holds them in registers, is not measured.
+# Off: on an H200 a plain pass of SmolLM2 gains 6 % by it and one of Llama-8B's sizes loses 12 %
+# (`benchmarks/results/early_launches_*_h200.json`).
 ON = tl.constexpr(False)
 
 LAUNCH: dict[str, bool] = {"launch_pdl": True} if ON.value else {}
