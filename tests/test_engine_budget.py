@@ -40,7 +40,8 @@ def best_rows(cost: Cost, gains: Sequence[Sequence[float]], most_nodes: int) -> 
     def rate(rows: int) -> float:
         tokens = len(gains) + sum(sum(mine[: rows - 1]) for mine in gains)
         plain = WORTH if rows == 1 else 1.0
-        return plain * tokens / cost(1 << (rows * len(gains) - 1).bit_length())
+        widest = (most_nodes + 1) * (1 << (len(gains) - 1).bit_length())
+        return plain * tokens / cost(min(1 << (rows * len(gains) - 1).bit_length(), widest))
 
     return max(sizes, key=lambda rows: (rate(rows), -rows))
 

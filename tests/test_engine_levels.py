@@ -202,11 +202,22 @@ def test_a_rounds_cost_is_measured_with_the_draft_that_is_made_then() -> None:
         costs.of(rows, levels=4)
     assert probe.asked == [(1, 1, 4), *((1, rows, 4) for rows in (2, 4, 8, 16))]
     del probe.asked[:]
-    costs.of(128, levels=4)
+    costs.of(128, requests=2)
     assert probe.asked == [(2, 128, 0)], "several requests: their draft has another price"
     del probe.asked[:]
     costs.of(16, requests=4, levels=4)
     assert probe.asked == [(4, 4, 2), (4, 4, 7)]
+
+
+@pytest.mark.parametrize("requests", [1, 8])
+def test_the_widest_round_is_measured_as_it_is_played_not_as_several_narrow_ones(
+    requests: int,
+) -> None:
+    probe = Probe()
+    costs = Costs(probe, DEPTHS, widest=41)
+    costs.of(41 * requests, requests=requests)
+    assert (requests, 41 * requests, 0) in probe.asked
+    assert max(rows for _, rows, _ in probe.asked) == 41 * requests
 
 
 def test_a_clock_that_errs_makes_no_round_cheaper_than_plain_decoding() -> None:

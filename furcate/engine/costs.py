@@ -17,10 +17,11 @@ Probe = Callable[[int, int, int], float]
 class Costs:
     """Seconds of a round by its total rows, its requests, and the levels of the next draft.
 
-    Scoring b requests with r rows each costs what the smallest probed size >= b * r costs, and the
-    next draft what its levels cost for b requests, whatever is scored. Of the levels the fewest and
-    the most are probed, beside the scoring of one row each; a number between them costs what lies
-    on the line, each level being a pass of the same network.
+    Scoring b requests with r rows each costs what the smallest of 1, 2, 4, ... that holds b * r
+    rows costs, or the widest round of so many requests if that is smaller. The next draft costs
+    what its levels do for b requests, whatever is scored. Of the levels the fewest and the most are
+    probed, beside the scoring of one row each; a number between them costs what lies on the line,
+    each level being a pass of the same network.
 
     What all rounds share and no probe sees (longer contexts, a busier machine) is followed by one
     running ratio, so that sizes which are rarely played do not grow stale against the others.
@@ -48,7 +49,7 @@ class Costs:
 
     def at_least(self, rows: int, *, requests: int = 1, levels: int = 0) -> float:
         """A lower bound of `of` that probes no more rows: cost grows with them."""
-        known = [s for size, s in self.scored.items() if size <= _bucket(rows)]
+        known = [s for size, s in self.scored.items() if size <= self._size(rows, requests)]
         return max(known, default=0.0) * self.drift + self.drafting(requests, levels)
 
     def observe(self, rows: int, seconds: float, *, requests: int = 1, levels: int = 0) -> None:
@@ -57,8 +58,12 @@ class Costs:
         self.drift += DRIFT * (min(ratio, 2 * self.drift) - self.drift)
 
     def _probed(self, rows: int, requests: int, levels: int) -> float:
-        scoring = self._scoring(_bucket(rows), levels)
+        scoring = self._scoring(self._size(rows, requests), levels)
         return scoring + self._drafting(_bucket(requests), levels)
+
+    def _size(self, rows: int, requests: int) -> int:
+        """No larger than the largest round of so many requests, which is played as it is."""
+        return min(_bucket(rows), self.widest * _bucket(requests))
 
     def _scoring(self, size: int, levels: int) -> float:
         """Sizes that one request can have are probed as they are played: with this draft behind.

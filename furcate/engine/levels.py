@@ -51,7 +51,7 @@ class Levels:
         """
         if len(self.depths) < 2:
             return self.now
-        scoring, margin = costs.of(rows), STAY if self._requests else 1.0
+        scoring, margin = costs.of(rows, requests=requests), STAY if self._requests else 1.0
         if requests != self._requests:
             self._requests, self._scoring = requests, scoring
         self._scoring += RECENT * (scoring - self._scoring)

@@ -255,7 +255,7 @@ class Loop:
         rows = batch.rows * players
         self.budget.observe(needs, rows, seconds, requests=players, levels=levels)
         if levels and not self.round.drafter.light:
-            plain = self.budget.costs(needs).of(players)
+            plain = self.budget.costs(needs).of(players, requests=players)
             self.returns.note(sum(counts), len(counts) * seconds / plain)
 
     def _levels(self, players: list[Request], rows: int, needs: Needs) -> int:
