@@ -20,7 +20,7 @@ from tiny_heads import around, network
 from furcate.config import SamplingParams
 from furcate.drafters.adversary import Adversary
 from furcate.engine.emitted import Emitted, packed, unpacked
-from furcate.engine.graphs import CudaRecorder, Graphs
+from furcate.engine.graphs import MOST_BROKEN, CudaRecorder, Graphs
 from furcate.engine.player import Outcome
 from furcate.engine.report import backend_json
 from furcate.engine.round import Batch
@@ -219,6 +219,30 @@ def test_after_a_capture_that_fails_the_stream_is_the_callers_and_the_pool_a_new
     assert cuda.captured == [0, 0, 1, 1] and cuda.on == "the caller's"
 
 
+def test_after_as_many_captures_as_may_fail_none_is_begun_and_it_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda = _Cuda()
+    cuda.install(monkeypatch)
+    recorder = CudaRecorder()
+    steps: list[str] = []
+
+    def step() -> torch.Tensor:
+        steps.append(cuda.on)
+        if cuda.on == "the capture's":
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return torch.zeros(1)
+
+    for _ in range(MOST_BROKEN):
+        with pytest.raises(RuntimeError, match="capturing"):
+            recorder.record(step)
+    assert cuda.captured == list(range(MOST_BROKEN))
+    begun = len(steps)
+    with pytest.raises(RuntimeError, match=f"{MOST_BROKEN} captures have failed"):
+        recorder.record(step)
+    assert len(steps) == begun and cuda.captured == list(range(MOST_BROKEN))
+
+
 def test_what_a_first_play_that_fails_has_begun_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -262,25 +286,116 @@ def test_the_kind_that_was_not_played_for_longest_gives_way_to_a_new_one() -> No
     assert recorder.repeats == [0, 1, 0, 2, 0, 3] and graphs.played.recordings == 4
 
 
-def test_a_recording_whose_round_is_unread_does_not_give_way() -> None:
+def test_no_recording_gives_way_to_a_kind_that_cannot_be_recorded() -> None:
+    recorder = FakeRecorder(refuse=lambda number: number == 1)
+    engine, _ = recorded("off", recorder=recorder, most=1, max_batch=2)
+    graphs = engine.built.player
+    one = Batch(torch.tensor([0]), torch.tensor([1]), 1, 8, Needs(), levels=0)
+    for batch in (one, replace(one, needs=Needs(top_k=2)), one):
+        graphs.launch(batch)()
+    played = graphs.played
+    assert played.recorded == ["1x1 columns=512"] and played.given_up == 0
+    assert list(played.refused) == ["1x1 columns=512 top_k=2"]
+    assert recorder.repeats == [0, 0] and recorder.count == 2
+
+
+def test_an_outcome_that_nobody_reads_keeps_no_recording_from_giving_way() -> None:
     engine, _ = recorded("off", recorder=FakeRecorder(late=True), most=1, max_batch=2)
     graphs = engine.built.player
     one = Batch(torch.tensor([0]), torch.tensor([1]), 1, 8, Needs(), levels=0)
-    other = replace(one, needs=Needs(top_k=2))
-    unread = graphs.launch(one)
-    graphs.launch(other)()
-    assert graphs.played.recorded == ["1x1 columns=512"] and graphs.played.eager == 1
-    unread()
-    graphs.launch(other)()
-    assert graphs.played.recorded == ["1x1 columns=512 top_k=2"] and graphs.played.given_up == 1
-    assert graphs.played.refused == {}
+    graphs.launch(one)
+    graphs.launch(replace(one, needs=Needs(top_k=2)))()
+    played = graphs.played
+    assert played.recorded == ["1x1 columns=512 top_k=2"] and played.given_up == 1
+    assert played.eager == 0
+
+
+class _Failing(FakeRecorder):
+    """Once, when it is told to, one of its calls fails."""
+
+    fails = ""
+
+    def _may_fail(self, name: str) -> None:
+        if self.fails == name:
+            self.fails = ""
+            raise MemoryError("planted")
+
+    def record(self, step: Any) -> Any:
+        repeat, block = super().record(step)
+
+        def repeats() -> None:
+            self._may_fail("repeat")
+            repeat()
+
+        return repeats, block
+
+    def staging(self, like: torch.Tensor) -> torch.Tensor:
+        self._may_fail("staging")
+        return super().staging(like)
+
+    def send(self, device: torch.Tensor, staged: torch.Tensor) -> None:
+        self._may_fail("send")
+        super().send(device, staged)
+
+    def fetch(self, staged: torch.Tensor, device: torch.Tensor) -> Any:
+        self._may_fail("fetch")
+        return super().fetch(staged, device)
+
+
+CALLS = ["staging", "send", "repeat", "fetch"]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_launch_that_fails_loses_no_recording_and_keeps_none_from_giving_way(call: str) -> None:
+    recorder = _Failing()
+    engine, _ = recorded("off", recorder=recorder, most=1, max_batch=2)
+    graphs, played = engine.built.player, engine.built.player.played
+    one = Batch(torch.tensor([0]), torch.tensor([1]), 1, 8, Needs(), levels=0)
+    recorder.fails = call
+    with pytest.raises(MemoryError, match="planted"):
+        graphs.launch(one)
+    assert played.replayed == len(recorder.repeats)
+    graphs.launch(one)()
+    assert recorder.count == 1 and played.recorded == ["1x1 columns=512"]
+    graphs.launch(replace(one, needs=Needs(top_k=2)))()
+    assert played.recorded == ["1x1 columns=512 top_k=2"]
+    assert played.given_up == 1 and played.eager == 0
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_after_a_launch_that_fails_the_engine_goes_on_replaying_and_recording(call: str) -> None:
+    recorder = _Failing()
+    engine, _ = recorded("ngram", recorder=recorder, most=1, max_batch=2)
+    prompts, played = [prompt_of(12, 1), prompt_of(20, 2)], engine.built.player.played
+    with engine:
+        failed = engine.submit(prompts[0], GREEDY)
+        for _ in range(3):
+            engine.step()
+        recorder.fails = call
+        graphs = engine.built.player
+        assert isinstance(graphs, Graphs)
+        for one in graphs._recordings.values():
+            one.spare.clear()  # so that memory is asked for
+        with pytest.raises(MemoryError, match="planted"):
+            engine.collect(failed)
+        known = recorder.count
+        again = engine.collect(engine.submit(prompts[0], GREEDY))
+        assert recorder.count == known
+        outputs = finished(engine, [engine.submit(p, GREEDY) for p in prompts])
+        assert free_pages(engine) == engine.built.scheduler.book.pool.count
+    want = [judged(p, GREEDY) for p in prompts]
+    assert [list(o.token_ids) for o in (again, *outputs)] == [want[0], *want]
+    assert recorder.count > known and played.eager == 0 and played.refused == {}
 
 
 @pytest.mark.parametrize("most", [1, 2])
-def test_answers_do_not_change_where_recordings_give_way(most: int) -> None:
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
+def test_answers_do_not_change_where_recordings_give_way(most: int, late: bool) -> None:
+    """With one recording at once it gives way while its round is in flight."""
     asked = asks(8, seed=3)
     want = [judged(prompt, params) for prompt, params in asked]
-    engine, _ = recorded("ngram", most=most, max_batch=5, prefill_chunk=9)
+    recorder = FakeRecorder(late=late)
+    engine, _ = recorded("ngram", recorder=recorder, most=most, max_batch=5, prefill_chunk=9)
     with engine:
         assert arriving_at_random(engine, asked, seed=3) == want
         assert engine.built.player.played.given_up > 0

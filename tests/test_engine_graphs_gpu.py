@@ -139,7 +139,7 @@ def test_a_round_in_flight_hides_the_hosts_work() -> None:
 def test_a_capture_that_fails_is_said_and_launched_and_others_are_recorded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A drafter that looks at the device's numbers while two requests or fewer are recorded."""
+    """A drafter that looks at the device's numbers while rounds of one request are recorded."""
     params = SamplingParams(max_tokens=20, seed=1, temperature=0, ignore_eos=True)
     asked = [(prompt_of(10 + 7 * n, n), params) for n in range(4)]
     with engine("off", graphs=False) as plain:
@@ -151,7 +151,7 @@ def test_a_capture_that_fails_is_said_and_launched_and_others_are_recorded(
 
         def waiting(view: View, levels: int) -> Proposal:
             found = propose(view, levels)
-            if len(found.tokens_BP) <= 2:
+            if len(found.tokens_BP) == 1:
                 found.tokens_BP.sum().item()
             return found
 
@@ -164,7 +164,7 @@ def test_a_capture_that_fails_is_said_and_launched_and_others_are_recorded(
         names = [one.submit(*ask) for ask in asked]
         assert [one.collect(name).token_ids for name in names] == want
         assert any(name.startswith("4x") for name in played.recorded) and played.replayed > 0
-        assert not any(name.startswith("4x") for name in played.refused)
+        assert all(name.startswith("1x") for name in played.refused)
         assert torch.cuda.current_stream() == stream
 
 

@@ -22,10 +22,11 @@ from furcate.engine.player import Eager, Outcome, Played
 from furcate.engine.round import Batch, Round
 from furcate.verify.law import Needs
 
-__all__ = ["MOST_RECORDINGS", "CudaRecorder", "Graphs", "Kind", "Recorder"]
+__all__ = ["MOST_BROKEN", "MOST_RECORDINGS", "CudaRecorder", "Graphs", "Kind", "Recorder"]
 
 _LEAST_COLUMNS = 512
-MOST_RECORDINGS = 256  # by requests, rows, columns, levels; at once
+MOST_RECORDINGS = 256  # by requests, rows, columns, levels; at once, and one while it is made
+MOST_BROKEN = 2  # captures that fail, each of which keeps a pool as large as the largest round
 _WARM_UP = 2  # plays before a recording, in which kernels are compiled and workspaces made
 
 
@@ -93,7 +94,6 @@ class Recording:
     like: Emitted
     repeat: Callable[[], None]
     spare: list[Staging] = field(default_factory=list)  # as many as were ever in flight together
-    unread: int = 0  # rounds in flight
 
 
 class Graphs:
@@ -102,7 +102,7 @@ class Graphs:
     A kind that cannot be recorded is launched kernel by kernel from then on, and `played` says why.
     What could not be launched either, a kernel too large for the device, is raised.
     Where there are as many recordings as may be, the one that was not played for longest gives way
-    to a new kind, unless a round of it is in flight.
+    once that of a new kind is made. Whoever waits for a round keeps its recording until then.
     """
 
     records = True
@@ -124,17 +124,17 @@ class Graphs:
     def launch(self, batch: Batch) -> Outcome:
         """See `Player`."""
         kind = self.kind_of(batch)
-        recording = self._recordings.pop(kind, None) or self._recorded(kind)
+        recording = self._recordings.get(kind) or self._recorded(kind)
         if recording is None:
             self.played.eager += 1
             return self._eager.launch(batch)
-        self._recordings[kind] = recording
-        self.played.replayed += 1
+        self._recordings[kind] = self._recordings.pop(kind)
+        # where something fails below this memory is dropped: the device may still write to it
         staging = self._staging(recording)
         self._tell(staging, batch)
         self._recorder.send(recording.slots_2B, staging.slots_2B)
         recording.repeat()
-        recording.unread += 1
+        self.played.replayed += 1
         wait = self._recorder.fetch(staging.block, recording.block)
         return partial(_outcome, recording, staging, wait)
 
@@ -156,26 +156,24 @@ class Graphs:
         """Record a kind of round, or note why that cannot be done."""
         if kind in self._refused:
             return None
-        if len(self._recordings) >= self._most and not self._give_up():
-            return None
         try:
             recording = self._record(kind)
         except RuntimeError as fault:
             self._refused.add(kind)
             self.played.refused[kind.name] = f"{type(fault).__name__}: {fault}".splitlines()[0]
             return None
+        if len(self._recordings) >= self._most:
+            self._give_up()
+        self._recordings[kind] = recording
         self.played.recorded.append(kind.name)
         return recording
 
-    def _give_up(self) -> bool:
-        """Drop the recording that was not played for longest; False where all are in flight."""
-        kind = next((k for k, one in self._recordings.items() if not one.unread), None)
-        if kind is None:
-            return False
+    def _give_up(self) -> None:
+        """Drop the recording that was not played for longest."""
+        kind = next(iter(self._recordings))
         del self._recordings[kind]
         self.played.recorded.remove(kind.name)
         self.played.given_up += 1
-        return True
 
     def _record(self, kind: Kind) -> Recording:
         """Nobody plays while it is recorded: all rows are the dummy's."""
@@ -220,7 +218,6 @@ class Graphs:
 
 def _outcome(recording: Recording, staging: Staging, wait: Callable[[], None]) -> Emitted:
     """What one replay has said; its memory is free for the next that is launched."""
-    recording.unread -= 1
     wait()
     recording.spare.append(staging)
     return staging.told
@@ -229,7 +226,8 @@ def _outcome(recording: Recording, staging: Staging, wait: Callable[[], None]) -
 class CudaRecorder:
     """CUDA graphs that share one pool of memory and what belongs to one stream, such as tickets.
 
-    They never run at the same time.
+    They never run at the same time. A capture that fails keeps its pool, and later ones share the
+    next; after as many as may fail none is begun.
     """
 
     def __init__(self) -> None:
@@ -239,6 +237,8 @@ class CudaRecorder:
 
     def record(self, step: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """See `Recorder`."""
+        if len(self._broken) >= MOST_BROKEN:
+            raise RuntimeError(f"{MOST_BROKEN} captures have failed, and keep their memory")
         aside = self._aside
         aside.wait_stream(torch.cuda.current_stream())
         try:

@@ -15,7 +15,7 @@ import torch
 
 from furcate.config import EngineOptions
 from furcate.drafters.footprint import Footprint
-from furcate.engine.graphs import MOST_RECORDINGS
+from furcate.engine.graphs import MOST_BROKEN, MOST_RECORDINGS
 from furcate.engine.state import MAX_STOP_IDS, StateShape
 from furcate.errors import BadRequest, Unsupported
 from furcate.kv.cache import CacheShape
@@ -28,9 +28,10 @@ DEFAULT_SHARE = 0.9  # of a GPU's memory
 _GIB = 2**30
 # What the matrix library keeps for every stream that multiplies (cuBLAS on compute capability 9)
 _LIBRARY = 32 * 2**20
-# Recordings share one pool as large as the largest round; the plays before each recording run on
-# a stream of their own, which keeps as much for itself
-_COPIES = 2
+# Recordings share one pool as large as the largest round; each capture that fails keeps the pool
+# it had, and the last that may fail leaves none to be made behind it. The plays before each
+# recording run on a stream of their own, which keeps as much for itself.
+_COPIES = MOST_BROKEN + 1
 _RECORDING = 2**20  # what the driver keeps for the launches of one recording
 # Bytes that a score takes beside the network's own once a law is more than noise: a copy in
 # float32 where a kernel knows such laws; else copies, masks, keys and random words
@@ -148,7 +149,8 @@ def demand_of(
     product = _LIBRARY + (most_part_bytes() if running.kernels == "triton" else 0)
     round_ = _round(spec, dtype, sizes, running) + drafter.work
     passes = sizes.chunk * _pass_row(spec, dtype, sizes.features)
-    recorded = _COPIES * (round_ + product) + MOST_RECORDINGS * _RECORDING
+    at_once = MOST_RECORDINGS + 1  # one gives way when the next is made
+    recorded = _COPIES * (round_ + product) + at_once * _RECORDING
     least = Memory(
         weights=sum(weights.values()),
         draft_weights=own,
