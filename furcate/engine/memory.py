@@ -15,7 +15,7 @@ import torch
 
 from furcate.config import EngineOptions
 from furcate.drafters.footprint import Footprint
-from furcate.engine.graphs import MOST_BROKEN, MOST_RECORDINGS
+from furcate.engine.graphs import MOST_RECORDINGS
 from furcate.engine.state import MAX_STOP_IDS, StateShape
 from furcate.errors import BadRequest, Unsupported
 from furcate.kv.cache import CacheShape
@@ -28,10 +28,10 @@ DEFAULT_SHARE = 0.9  # of a GPU's memory
 _GIB = 2**30
 # What the matrix library keeps for every stream that multiplies (cuBLAS on compute capability 9)
 _LIBRARY = 32 * 2**20
-# Recordings share one pool as large as the largest round; each capture that fails keeps the pool
-# it had, and the last that may fail leaves none to be made behind it. The plays before each
-# recording run on a stream of their own, which keeps as much for itself.
-_COPIES = MOST_BROKEN + 1
+# Recordings share one pool as large as the largest round; the plays before each recording run on
+# a stream of their own, which keeps as much for itself. Captures that fail are not counted on:
+# each of the few that may keeps its pool.
+_COPIES = 2
 _RECORDING = 2**20  # what the driver keeps for the launches of one recording
 # Bytes that a score takes beside the network's own once a law is more than noise: a copy in
 # float32 where a kernel knows such laws; else copies, masks, keys and random words
