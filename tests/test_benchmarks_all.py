@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import runpy
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,20 +19,21 @@ from benchmark_scripts import HOME, scripts_find_each_other  # noqa: F401 (a fix
 
 pytestmark = pytest.mark.usefixtures("scripts_find_each_other")
 
+LONG = 3600.0  # seconds; a busy machine needs no more, and the test itself has an end
 WRITE = "import json, sys; json.dump(json.loads(sys.argv[2]), open(sys.argv[1], 'w'))"
 
 
 def run(home: Path, **changes: Any) -> Any:
     import all_gpu
 
-    asked = {"commit": "f00", "tiny": False, "again": False, "end": time.monotonic() + 60}
+    asked = {"commit": "f00", "tiny": False, "again": False, "end": math.inf}
     return all_gpu.Run(home, **{**asked, **changes})
 
 
 def part(name: str, *commands: tuple[str, ...], **changes: Any) -> Any:
     import gpu_plan
 
-    return gpu_plan.Part(name, commands, **{"seconds": 30, "tells": False, **changes})
+    return gpu_plan.Part(name, commands, **{"seconds": LONG, "tells": False, **changes})
 
 
 def writes(name: str, **record: Any) -> Any:
@@ -58,14 +62,31 @@ def test_a_part_that_is_not_whole_is_run_again(tmp_path: Path, record: dict[str,
     assert [here.played(writes("one", **record))["state"] for _ in "ab"] == ["done", "done"]
 
 
-def test_a_part_is_ended_at_its_time_with_all_that_it_has_started(tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
-    child = f"import time, pathlib; time.sleep(3); pathlib.Path({str(mark)!r}).touch()"
+def test_a_part_is_ended_at_its_time_with_all_that_it_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time is over once the last that it starts has a pipe open, which ends with who has it."""
+    import all_gpu
+
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    child = f"import time; f = open({str(pipe)!r}, 'w'); time.sleep(200); f.write('went on')"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    clock, start, ends = SimpleNamespace(now=0.0), subprocess.Popen, list[Any]()
+
+    def started(*args: Any, **options: Any) -> Any:
+        process = start(*args, **options)
+        ends.append(pipe.open("rb"))  # waits for who opens it to write
+        clock.now = 2.0
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", started)
+    shown = SimpleNamespace(monotonic=lambda: clock.now, strftime=time.strftime)
+    monkeypatch.setattr(all_gpu, "time", shown)
     told = run(tmp_path).played(part("slow", ("-c", parent), seconds=1))
     assert told["state"] == "stopped" and told["exit_codes"] == [None]
-    time.sleep(3)
-    assert not mark.exists()
+    with ends[0] as end:
+        assert end.read() == b""
 
 
 def test_nothing_is_begun_without_time(tmp_path: Path) -> None:
@@ -80,7 +101,7 @@ def test_shares_run_side_by_side_and_are_put_together_behind_them(tmp_path: Path
     count += "json.dump(dict(commit='f00', found=found), open(sys.argv[2], 'w'))"
     (tmp_path / "s.parts").mkdir()
     shares = [("-c", wait, f"{{kept}}/{n}") for n in range(3)]
-    one = part("s", *shares, then=("-c", count, "{kept}", "{out}"), seconds=60)
+    one = part("s", *shares, then=("-c", count, "{kept}", "{out}"))
     assert run(tmp_path).played(one)["exit_codes"] == [0] * 4
     assert json.loads((tmp_path / "s.json").read_text())["found"] == 3
 
@@ -91,11 +112,19 @@ def test_parts_that_want_the_machine_have_it_and_the_others_no_more_than_there_a
     import all_gpu
 
     log = tmp_path / "log"
-    note = "import sys, time; f = open(sys.argv[1], 'a'); f.write('+'); f.flush(); "
+    note = "import sys, time, pathlib; f = open(sys.argv[1], 'a'); f.write('+'); f.flush()\n"
+    note += "mine = pathlib.Path(sys.argv[2]); mine.mkdir(parents=True)\n"
+    # those of one part are under way together, however long one is in coming
+    note += "while len([*mine.parent.iterdir()]) < int(sys.argv[3]): time.sleep(.02)\n"
     note += "time.sleep(.4); f.write('-'); f.close()"
-    command = ("-c", note, str(log))
-    alone = [part(name, command) for name in "ab"]
-    beside = [part(name, command, command, alone=False) for name in "cde"]
+
+    def notes(name: str, count: int) -> list[tuple[str, ...]]:
+        return [
+            ("-c", note, str(log), str(tmp_path / name / str(n)), str(count)) for n in range(count)
+        ]
+
+    alone = [part(name, *notes(name, 1)) for name in "ab"]
+    beside = [part(name, *notes(name, 2), alone=False) for name in "cde"]
     found = all_gpu.all_played(run(tmp_path), [*beside, *alone], 2)
     assert {one["state"] for one in found.values()} == {"done"}
     told = log.read_text()
@@ -166,6 +195,10 @@ def test_goals_read_the_rows_that_the_scripts_write(tmp_path: Path) -> None:
 def test_one_part_is_tried_on_a_cpu_and_summed_up(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    import gpu_plan
+
+    unhurried = [replace(one, seconds=LONG) for one in gpu_plan.PARTS]
+    monkeypatch.setattr(gpu_plan, "PARTS", unhurried)
     monkeypatch.setattr(
         sys, "argv", ["all_gpu.py", "--tiny", "--only", "growth_nodes", "--results", str(tmp_path)]
     )

